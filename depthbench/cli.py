@@ -1,0 +1,73 @@
+"""The command line: ``depthbench VERB …``. Each verb is a module of depthbench/verbs, imported only when it is called.
+
+A verb module offers ``add_arguments(parser)`` and ``run(args)``, or ``main(argv)`` where it parses for itself. A UserError becomes
+one line on standard error and exit code 2; Ctrl-C exit code 130.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from importlib import import_module
+
+from depthbench import __version__
+from depthbench.errors import UserError, unknown
+
+VERBS = {
+    "fit": "train one run and record it",
+    "validate": "measure a run's validation loss again",
+    "shapes": "the shapes of a parameter budget, and what they cost",
+    "data": "prepare, verify and describe corpora",
+    "app": "look at your runs in a browser",
+}
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """argparse with one-line errors."""
+
+    def error(self, message: str):
+        raise UserError(f"{self.prog}: {message} (see {self.prog} --help)")
+
+
+def overview() -> str:
+    width = max(map(len, VERBS))
+    verbs = "\n".join(f"  {name:<{width}}  {text}" for name, text in VERBS.items())
+    return (
+        "usage: depthbench VERB [options]\n\n"
+        "Does depth pay? Trade width for depth at a fixed parameter budget, under ten residual designs.\n\n"
+        f"verbs:\n{verbs}\n\n"
+        "`depthbench VERB --help` explains one; every verb takes --runs DIR (default runs/).\n"
+        "Start with: depthbench fit --arch pre_ln --ratio 32"
+    )
+
+
+def dispatch(argv: list[str]) -> int:
+    verb, rest = (argv[0], argv[1:]) if argv else ("--help", [])
+    if verb in ("-h", "--help"):
+        print(overview())
+        return 0
+    if verb == "--version":
+        print(f"depthbench {__version__}")
+        return 0
+    if verb not in VERBS:
+        raise unknown("verb", verb, VERBS)
+    module = import_module(f"depthbench.verbs.{verb}")
+    if hasattr(module, "main"):
+        return module.main(rest)
+    parser = OneLineParser(prog=f"depthbench {verb}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", default="runs", metavar="DIR", help="folder of all runs (default: runs)")
+    module.add_arguments(parser)
+    return module.run(parser.parse_args(rest))
+
+
+def main(argv: list[str] | None = None) -> int:
+    try:
+        return dispatch(sys.argv[1:] if argv is None else argv)
+    except UserError as error:
+        print(f"depthbench: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\ndepthbench: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        return 0

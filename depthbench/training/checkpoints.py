@@ -1,0 +1,48 @@
+"""Checkpoint files of a run folder: ``checkpoints/step-00000200.ckpt``, and the best by validation loss beside them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from depthbench.errors import UserError
+
+NAME = re.compile(r"step-(\d+)\.ckpt")
+
+
+def folder(run_folder: Path) -> Path:
+    return Path(run_folder) / "checkpoints"
+
+
+def path(run_folder: Path, step: int) -> Path:
+    """Where the checkpoint of optimizer step ``step`` lies."""
+    return folder(run_folder) / f"step-{step:08d}.ckpt"
+
+
+def steps(run_folder: Path) -> list[int]:
+    """The steps that have a checkpoint, oldest first."""
+    return sorted(int(match[1]) for file in folder(run_folder).glob("*.ckpt") if (match := NAME.fullmatch(file.name)))
+
+
+def newest(run_folder: Path) -> tuple[int, Path] | None:
+    """(step, file) of the newest checkpoint, or None where there is none yet."""
+    found = steps(run_folder)
+    return (found[-1], path(run_folder, found[-1])) if found else None
+
+
+def required(run_folder: Path) -> Path:
+    """The newest checkpoint; a run without one is a UserError."""
+    found = newest(run_folder)
+    if found is None:
+        raise UserError(f"run {Path(run_folder).name} has no checkpoint yet: let it reach its first validation, or repeat its command")
+    return found[1]
+
+
+def keepers(run_folder: Path) -> list[ModelCheckpoint]:
+    """Callbacks that keep, at each validation, the last two checkpoints and the best one."""
+    common = {"dirpath": folder(run_folder), "auto_insert_metric_name": False, "save_on_train_epoch_end": False, "enable_version_counter": False}
+    last = ModelCheckpoint(filename="step-{step:08d}", monitor="step", mode="max", save_top_k=2, **common)
+    best = ModelCheckpoint(filename="best-{step:08d}", monitor="val/loss", mode="min", save_top_k=1, **common)
+    return [last, best]

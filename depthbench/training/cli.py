@@ -1,0 +1,145 @@
+"""The command line of ``depthbench fit``: LightningCLI with the experiment's keys at the top and Lightning's under ``trainer``."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from typing import NoReturn
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+
+from depthbench.errors import UserError, unknown
+from depthbench.training.plan import Experiment
+
+# Trainer arguments that the plan decides, and the key a user should turn instead.
+OWNED_BY_THE_PLAN = {
+    "accumulate_grad_batches": "micro_batch",
+    "max_epochs": "tokens",
+    "min_epochs": "tokens",
+    "min_steps": "tokens",
+    "gradient_clip_val": "recipe",
+    "gradient_clip_algorithm": "recipe",
+    "val_check_interval": "validations",
+    "check_val_every_n_epoch": "validations",
+    "use_distributed_sampler": "seed",
+    "reload_dataloaders_every_n_epochs": "seed",
+    "enable_checkpointing": "runs",
+    "default_root_dir": "runs",
+    "num_sanity_val_steps": "validations",
+    "barebones": "layer_stats_every",
+    "limit_train_batches": "trainer.max_steps",
+    "overfit_batches": "tokens",
+    "model_registry": "runs",
+    "limit_val_batches": "validations",
+    "fast_dev_run": "trainer.max_steps",
+}
+TRAINER_DEFAULTS = {
+    "trainer.log_every_n_steps": 1,
+    "trainer.enable_model_summary": False,
+    "trainer.max_steps": -1,
+    "trainer.devices": 1,
+}
+COUNT = re.compile(r"([0-9.]+(?:e[+-]?[0-9]+)?)\s*([kmbt]?)", re.IGNORECASE)
+MULTIPLIER = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
+
+
+def token_count(text: str | int | float) -> int:
+    """A number of tokens: ``2000000``, ``2e6``, ``2M`` or ``8B``."""
+    match = COUNT.fullmatch(str(text).strip().replace("_", ""))
+    if match is None:
+        raise ValueError(f"'{text}' is not a number of tokens: write 2000000, 2e6 or 2M")
+    return round(float(match[1]) * MULTIPLIER[match[2].lower()])
+
+
+HELP = {
+    "arch": ("residual design: a name, or an importable class as my_module.MyDesign", str),
+    "size": ("parameter budget and its recipe (see `depthbench shapes`)", str),
+    "ratio": ("aspect ratio d_model / n_layer (default: the size's)", float | None),
+    "budget": ("what the size's budget counts: total or backbone parameters", str),
+    "tokens": ("training tokens, for example 2M; re-plans the schedule (default: the size's)", token_count),
+    "lr": ("peak learning rate (default: the recipe's for this design and size)", float | None),
+    "seed": ("seed of initialisation and data order", int),
+    "seq_len": ("tokens predicted per sequence (default: the size's)", int | None),
+    "batch_tokens": ("tokens per optimizer step (default: the size's)", token_count),
+    "micro_batch": ("sequences per forward pass; the rest of a step is accumulated (default: at most the size's)", int | None),
+    "corpus": ("embedded, fineweb-edu, or the folder of a prepared corpus (default: the size's)", str | None),
+    "validations": ("validations and checkpoints per run, evenly spaced, the last at the end (default: the size's)", int | None),
+    "recipe": ("optimizer and schedule", str),
+    "compile": ("torch.compile the sublayers, region by region", bool),
+    "workers": ("data loader processes", int),
+    "layer_stats_every": ("record layer statistics every so many steps; 0 records none", int),
+    "runs": ("folder of all runs", str),
+}
+
+
+class OneLineErrors(LightningArgumentParser):
+    """A parser whose complaints are one UserError that names the key, the value and the nearest known key."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        raise self._explained(str(ex or message)) from ex
+
+    def _explained(self, message: str) -> UserError:
+        if match := re.search(r"unrecognized arguments: -*([\w.]+)", message, re.IGNORECASE):
+            return self._unknown_key(match[1])
+        if match := re.search(r"Group '([\w.]+)' does not accept option '([\w.]+)'", message):
+            return self._unknown_key(f"{match[1]}.{match[2]}")
+        if match := re.search(r"(?:Key|Option) '([\w.]+)' is not (?:expected|accepted)", message):
+            return self._unknown_key(match[1])
+        key = re.search(r"(?:Parser key \"|argument --)([\w.]+)", message)
+        value = re.search(r"(?:Given value: |value: )(.*)", message)
+        if key and value and key[1] in HELP:
+            return UserError(f"--{key[1].replace('_', '-')} cannot be {value[1].strip()}: it is the {HELP[key[1]][0]}")
+        return UserError(" ".join(message.split()))
+
+    def _unknown_key(self, key: str) -> UserError:
+        instead = OWNED_BY_THE_PLAN.get(key.removeprefix("trainer."))
+        if key.startswith("trainer.") and instead:
+            return UserError(f"--{key} is decided by the plan: use --{instead.replace('_', '-')} instead")
+        known = [action.dest for action in self._actions if action.dest not in ("help", "seed_everything")]
+        group, dot, _ = key.rpartition(".")
+        return unknown("key", key, [name for name in known if name.rpartition(".")[0] == group] or known)
+
+
+class ExperimentCLI(LightningCLI):
+    """Parses an Experiment and Lightning's trainer arguments; building and running is training.runs.fit's part."""
+
+    def __init__(self, args: list[str]):
+        super().__init__(
+            run=False,
+            args=args,
+            save_config_callback=None,
+            auto_configure_optimizers=False,
+            parser_class=OneLineErrors,
+            parser_kwargs={"prog": "depthbench fit", "description": "Train one run and record it."},
+        )
+
+    def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        defaults = Experiment()
+        for key, (text, kind) in HELP.items():
+            parser.add_argument(f"--{key}", type=kind, default=getattr(defaults, key), help=text)
+        parser.add_argument("--fresh", action="store_true", help="start over; an existing run folder is kept aside")
+        parser.link_arguments("seed", "seed_everything")
+        parser.add_class_arguments(Trainer, "trainer", fail_untyped=False, instantiate=False, sub_configs=True, skip=set(OWNED_BY_THE_PLAN))
+        parser.set_defaults(TRAINER_DEFAULTS)
+
+    def _set_seed(self) -> None:
+        """Seeding is training's first act, so that parsing a command says nothing and changes nothing."""
+
+    def instantiate_classes(self) -> None:
+        self.config_init = self.parser.instantiate_classes(self.config)
+        self.experiment = Experiment(**{f.name: self.config[f.name] for f in fields(Experiment)})
+
+    def resolved_config(self) -> str:
+        """YAML with which ``--config`` repeats this command."""
+        return self.parser.dump(self.config, skip_none=True)
+
+
+def parse(args: list[str]) -> ExperimentCLI:
+    """Parse ``depthbench fit``'s arguments; ``--seq-len`` and ``--seq_len`` are the same key. Raises UserError in one line."""
+    return ExperimentCLI([underscored(arg) for arg in args])
+
+
+def underscored(arg: str) -> str:
+    flag, equals, value = arg.partition("=")
+    return "--" + flag[2:].replace("-", "_") + equals + value if flag.startswith("--") else arg

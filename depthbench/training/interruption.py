@@ -1,0 +1,60 @@
+"""Ctrl-C and SIGTERM: finish the step, save a checkpoint, then leave; the caller seals the run as interrupted."""
+
+from __future__ import annotations
+
+import signal
+
+import lightning as L
+
+from depthbench.training import checkpoints
+
+
+class Interrupted(Exception):
+    """Raised at the first boundary after a signal. ``exit_code`` is the shell's convention: 128 plus the signal's number."""
+
+    def __init__(self, signum: int):
+        super().__init__(signal.Signals(signum).name)
+        self.exit_code = 128 + signum
+
+
+class Interruption(L.Callback):
+    """Turns SIGINT and SIGTERM into an orderly end: at the end of the optimizer step, or of the validation batch, in progress.
+
+    A second Ctrl-C ends at once. Lightning's own handlers would leave with exit code 0 or 1 and nothing saved.
+    """
+
+    SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.received: int | None = None
+        self._previous: dict[int, object] = {}
+
+    def on_train_start(self, trainer, module) -> None:
+        self._previous = {number: signal.signal(number, self._receive) for number in self.SIGNALS}
+
+    def _receive(self, signum, frame) -> None:
+        if self.received is not None and signum == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.received = signum
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx) -> None:
+        if self.received is None or trainer.fit_loop._should_accumulate():
+            return
+        trainer.save_checkpoint(checkpoints.path(self.folder, trainer.global_step))
+        raise Interrupted(self.received)
+
+    def on_validation_batch_end(self, trainer, module, outputs, batch, batch_idx, dataloader_idx=0) -> None:
+        if self.received is not None:
+            raise Interrupted(self.received)
+
+    def on_train_end(self, trainer, module) -> None:
+        self._restore()
+
+    def on_exception(self, trainer, module, exception) -> None:
+        self._restore()
+
+    def _restore(self) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous = {}

@@ -1,0 +1,55 @@
+"""What a run says on the terminal: at its start, at its end, and how to go on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from depthbench.corpora import Card
+from depthbench.store import Store
+from depthbench.training.plan import Plan
+
+HOW_TO_GO_ON = "Nothing is lost: repeat the same command and it goes on from the newest checkpoint."
+
+
+def announcement(plan: Plan, folder: Path, resumed_from: int | None) -> str:
+    """What is about to run."""
+    shape, card = plan.shape, plan.card
+    lines = [
+        f"{plan.experiment.arch} {plan.experiment.size}: {shape.n_layer} layers x {shape.d_model} (ratio {shape.ratio:.2f}, "
+        f"{plan.ratio_requested:g} asked), {plan.params_total:,} parameters",
+        f"corpus {card.name}: {card.blocks_train * plan.seq_len:,} training tokens in blocks of {plan.seq_len}; unigram entropy {card.unigram_entropy:.3f} nats",
+        f"plan: {plan.last_step:,} of {plan.steps:,} steps x {plan.batch_tokens:,} tokens, peak learning rate {plan.lr:g}, {plan.precision}",
+        f"run folder: {folder}",
+    ]
+    if resumed_from is not None:
+        lines.append(f"going on from the checkpoint at step {resumed_from}")
+    return "\n".join(lines)
+
+
+def summary(runs: Path, run_id: str, card: Card) -> str:
+    """What a finished run achieved, and where to look at it."""
+    row = Store(runs).runs().set_index("run_id").loc[run_id]
+    facts = {
+        "validation loss": f"{row.val_loss:.4f} nats per token (the corpus's unigram entropy is {card.unigram_entropy:.4f})",
+        "perplexity": f"{row.val_perplexity:.2f}",
+        "shape": f"{row.n_layer} layers x {row.d_model}, {row.n_head} heads of {row.head_dim}, d_ff {row.d_ff}, ratio {row.ratio:.2f}",
+        "parameters": f"{row.params_total:,} ({row.params_backbone:,} in the backbone)",
+        "tokens": f"{int(row.tokens):,} in {int(row.step):,} steps",
+        "time": duration(row.wall_s),
+        "run folder": str(runs / run_id),
+        "dashboard": f"depthbench app{runs_flag(runs)}",
+    }
+    return "\n".join(f"{name + ':':<17}{value}" for name, value in facts.items())
+
+
+def runs_flag(runs: Path) -> str:
+    """`` --runs DIR`` where the folder is not the default one."""
+    return "" if Path(runs) == Path("runs") else f" --runs {runs}"
+
+
+def duration(seconds: float) -> str:
+    """1 h 02 min 03 s, without the parts that are zero in front."""
+    hours, rest = divmod(round(seconds), 3600)
+    minutes, rest = divmod(rest, 60)
+    parts = [f"{hours} h"] * (hours > 0) + [f"{minutes:02d} min" if hours else f"{minutes} min"] * (hours > 0 or minutes > 0)
+    return " ".join([*parts, f"{rest:02d} s" if parts else f"{rest} s"])

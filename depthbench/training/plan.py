@@ -1,0 +1,198 @@
+"""From what a user asks (Experiment) to everything that decides a run (Plan)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from depthbench import corpora, recipes, residuals, shapes
+from depthbench.errors import UserError
+from depthbench.recipes import Recipe
+from depthbench.shapes import Shape
+from depthbench.store import run_id
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What a user asks for. ``None`` means: as the size or the recipe says."""
+
+    arch: str = "pre_ln"
+    size: str = "nano"
+    ratio: float | None = None
+    budget: str = "total"
+    tokens: int | None = None
+    lr: float | None = None
+    seed: int = 42
+    seq_len: int | None = None
+    batch_tokens: int | None = None
+    micro_batch: int | None = None
+    corpus: str | None = None
+    recipe: str = "paper"
+    compile: bool = False
+    workers: int = 0
+    validations: int | None = None
+    layer_stats_every: int = 10
+    runs: str = "runs"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that decides a run, resolved: three counts stay apart, tokens, optimizer steps and micro-batches."""
+
+    experiment: Experiment
+    shape: Shape
+    recipe: Recipe
+    lr: float
+    ratio_requested: float
+    budget_params: int
+    params_extra: int
+    seq_len: int
+    sequences_per_step: int
+    micro_batch: int
+    accumulation: int
+    steps: int
+    max_steps: int
+    precision: str
+    val_blocks: int
+    validations: int
+    corpus: Path
+    card: corpora.Card = field(repr=False)
+
+    @property
+    def batch_tokens(self) -> int:
+        """Tokens predicted per optimizer step."""
+        return self.sequences_per_step * self.seq_len
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the schedule is planned for."""
+        return self.steps * self.batch_tokens
+
+    @property
+    def last_step(self) -> int:
+        """The step at which the run ends: the planned last one, or ``--trainer.max_steps`` where that comes first."""
+        return min(self.steps, self.max_steps) if self.max_steps > 0 else self.steps
+
+    @property
+    def params_total(self) -> int:
+        return self.shape.params_total + self.params_extra
+
+    @property
+    def run_id(self) -> str:
+        """Readable prefix and a hash over what decides the result (store.md, "Run ids")."""
+        asked, shape = self.experiment, self.shape
+        return run_id(
+            {
+                "arch": asked.arch,
+                "size": asked.size,
+                **asdict(shape),
+                "corpus_fingerprint": self.card.fingerprint,
+                "recipe": {key: value for key, value in asdict(self.recipe).items() if key not in ("name", "learning_rates")},
+                "lr": self.lr,
+                "seq_len": self.seq_len,
+                "batch_tokens": self.batch_tokens,
+                "tokens_planned": self.tokens,
+                "max_steps": self.max_steps,
+                "val_blocks": self.val_blocks,
+                "seed": asked.seed,
+                "precision": self.precision,
+            }
+        )
+
+
+def resolve(asked: Experiment, *, precision: str = "32-true", max_steps: int = -1, world_size: int = 1) -> Plan:
+    """Solve the shape, find or prepare the corpus, and plan the steps.
+
+    Raises UserError with one line for every value that cannot be: unknown names, a shape out of reach, a batch that does not divide.
+    """
+    residual = residuals.get(asked.arch)
+    size = shapes.size_named(asked.size)
+    ratio = size.ratio if asked.ratio is None else asked.ratio
+    shape = shapes.solve_shape(size, ratio, budget=asked.budget)
+    recipe = recipes.recipe(asked.recipe)
+    seq_len = positive("seq_len", asked.seq_len or size.seq_len, asked.seq_len)
+    batch_tokens = positive("batch_tokens", asked.batch_tokens or size.batch_tokens, asked.batch_tokens)
+    sequences, micro_batch = batching(batch_tokens, seq_len, asked.micro_batch or size.micro_batch, world_size, exact=asked.micro_batch is not None)
+    tokens = positive("tokens", asked.tokens or size.tokens, asked.tokens)
+    steps = tokens // (sequences * seq_len)
+    if steps == 0:
+        raise UserError(f"--tokens {tokens} is less than one step of {sequences * seq_len} tokens: ask for more tokens or a smaller --batch-tokens")
+    lr = recipes.learning_rate(size, asked.arch, asked.recipe) if asked.lr is None else asked.lr
+    if not (math.isfinite(lr) and lr > 0):
+        raise UserError(f"--lr {lr} is not a learning rate: give a positive number, for example --lr 2e-3")
+
+    corpus_name = asked.corpus or size.corpus
+    folder = corpora.ensure(corpus_name, tokenizer=size.tokenizer, seq_len=seq_len)
+    card = corpora.read_card(folder)
+    corpora.check_compatible(card, vocab_size=shape.vocab_size, seq_len=seq_len)
+    return Plan(
+        experiment=asked,
+        shape=shape,
+        recipe=recipe,
+        lr=lr,
+        ratio_requested=ratio,
+        budget_params=size.budgets[asked.budget],
+        params_extra=residual.params_extra(shape),
+        seq_len=seq_len,
+        sequences_per_step=sequences,
+        micro_batch=micro_batch,
+        accumulation=sequences // (micro_batch * world_size),
+        steps=steps,
+        max_steps=max_steps,
+        precision=precision,
+        val_blocks=max(1, size.val_tokens // seq_len),
+        validations=positive("validations", asked.validations or size.validations, asked.validations),
+        corpus=folder,
+        card=card,
+    )
+
+
+def positive(name: str, value: int, asked: int | None) -> int:
+    """``value`` if it and what was asked are positive, else the error that names the flag."""
+    if value <= 0 or (asked is not None and asked <= 0):
+        raise UserError(f"--{name.replace('_', '-')} must be a positive number, not {value if asked is None else asked}")
+    return value
+
+
+def batching(batch_tokens: int, seq_len: int, micro_batch: int, world_size: int, *, exact: bool) -> tuple[int, int]:
+    """(sequences per optimizer step, sequences per forward) for a batch given in tokens.
+
+    Without ``exact`` the size's micro-batch is only an upper limit: the largest that divides the step is taken.
+    """
+    sequences, rest = divmod(batch_tokens, seq_len)
+    if rest or sequences == 0:
+        raise UserError(f"--batch-tokens {batch_tokens} is not a multiple of the sequence length {seq_len}: use {max(1, sequences) * seq_len}")
+    per_rank, rest = divmod(sequences, world_size)
+    if rest:
+        raise UserError(f"a step of {sequences} sequences cannot be shared by {world_size} processes: choose --batch-tokens accordingly")
+    if exact and per_rank % micro_batch:
+        raise UserError(f"--micro-batch {micro_batch} does not divide the {per_rank} sequences of a step: use a divisor of {per_rank}")
+    return sequences, next(size for size in range(min(micro_batch, per_rank), 0, -1) if per_rank % size == 0)
+
+
+def run_row(plan: Plan) -> dict:
+    """The columns of the store's ``run`` table that the plan decides."""
+    asked, shape = plan.experiment, plan.shape
+    return {
+        "run_id": plan.run_id,
+        "arch": asked.arch,
+        "size": asked.size,
+        "budget": asked.budget,
+        "ratio": shape.ratio,
+        "ratio_requested": plan.ratio_requested,
+        **{column: getattr(shape, column) for column in ("n_layer", "d_model", "n_head", "n_kv_head", "head_dim", "d_ff", "vocab_size")},
+        "params_total": plan.params_total,
+        "params_backbone": shape.params_backbone + plan.params_extra,
+        "params_extra": plan.params_extra,
+        "budget_params": plan.budget_params,
+        "seq_len": plan.seq_len,
+        "batch_tokens": plan.batch_tokens,
+        "tokens_planned": plan.tokens,
+        "lr": plan.lr,
+        "seed": asked.seed,
+        "corpus": asked.corpus or shapes.size_named(asked.size).corpus,
+        "corpus_fingerprint": plan.card.fingerprint,
+        "tokenizer": plan.card.tokenizer,
+        "precision": plan.precision,
+    }
