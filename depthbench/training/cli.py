@@ -64,7 +64,7 @@ HELP = {
     "batch_tokens": ("tokens per optimizer step (default: the size's)", token_count),
     "micro_batch": ("sequences per forward pass; the rest of a step is accumulated (default: at most the size's)", int | None),
     "corpus": ("embedded, fineweb-edu, or the folder of a prepared corpus (default: the size's)", str | None),
-    "validations": ("validations and checkpoints per run, evenly spaced, the last at the end (default: the size's)", int | None),
+    "validations": ("validations and checkpoints per run, evenly spaced, the last at the end", int),
     "recipe": ("optimizer and schedule", str),
     "compile": ("torch.compile the sublayers, region by region", bool),
     "workers": ("data loader processes", int),

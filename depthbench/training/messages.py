@@ -17,7 +17,7 @@ def announcement(plan: Plan, folder: Path, resumed_from: int | None) -> str:
     lines = [
         f"{plan.experiment.arch} {plan.experiment.size}: {shape.n_layer} layers x {shape.d_model} (ratio {shape.ratio:.2f}, "
         f"{plan.ratio_requested:g} asked), {plan.params_total:,} parameters",
-        f"corpus {card.name}: {card.blocks_train * plan.seq_len:,} training tokens in blocks of {plan.seq_len}; unigram entropy {card.unigram_entropy:.3f} nats",
+        f"corpus {card.corpus}: {card.train.blocks * plan.seq_len:,} training tokens in blocks of {plan.seq_len}; unigram entropy {card.unigram_entropy:.3f} nats",
         f"plan: {plan.last_step:,} of {plan.steps:,} steps x {plan.batch_tokens:,} tokens, peak learning rate {plan.lr:g}, {plan.precision}",
         f"run folder: {folder}",
     ]

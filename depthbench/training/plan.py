@@ -31,7 +31,7 @@ class Experiment:
     recipe: str = "paper"
     compile: bool = False
     workers: int = 0
-    validations: int | None = None
+    validations: int = 5
     layer_stats_every: int = 10
     runs: str = "runs"
 
@@ -88,7 +88,7 @@ class Plan:
                 "size": asked.size,
                 **asdict(shape),
                 "corpus_fingerprint": self.card.fingerprint,
-                "recipe": {key: value for key, value in asdict(self.recipe).items() if key not in ("name", "learning_rates")},
+                "recipe": asdict(self.recipe),
                 "lr": self.lr,
                 "seq_len": self.seq_len,
                 "batch_tokens": self.batch_tokens,
@@ -111,10 +111,10 @@ def resolve(asked: Experiment, *, precision: str = "32-true", max_steps: int = -
     ratio = size.ratio if asked.ratio is None else asked.ratio
     shape = shapes.solve_shape(size, ratio, budget=asked.budget)
     recipe = recipes.recipe(asked.recipe)
-    seq_len = positive("seq_len", asked.seq_len or size.seq_len, asked.seq_len)
-    batch_tokens = positive("batch_tokens", asked.batch_tokens or size.batch_tokens, asked.batch_tokens)
-    sequences, micro_batch = batching(batch_tokens, seq_len, asked.micro_batch or size.micro_batch, world_size, exact=asked.micro_batch is not None)
-    tokens = positive("tokens", asked.tokens or size.tokens, asked.tokens)
+    seq_len = positive("seq_len", size.seq_len if asked.seq_len is None else asked.seq_len)
+    batch_tokens = positive("batch_tokens", size.batch_tokens if asked.batch_tokens is None else asked.batch_tokens)
+    sequences, micro_batch = batching(batch_tokens, seq_len, asked.micro_batch, at_most=size.micro_batch, world_size=world_size)
+    tokens = positive("tokens", size.tokens if asked.tokens is None else asked.tokens)
     steps = tokens // (sequences * seq_len)
     if steps == 0:
         raise UserError(f"--tokens {tokens} is less than one step of {sequences * seq_len} tokens: ask for more tokens or a smaller --batch-tokens")
@@ -142,33 +142,35 @@ def resolve(asked: Experiment, *, precision: str = "32-true", max_steps: int = -
         max_steps=max_steps,
         precision=precision,
         val_blocks=max(1, size.val_tokens // seq_len),
-        validations=positive("validations", asked.validations or size.validations, asked.validations),
+        validations=positive("validations", asked.validations),
         corpus=folder,
         card=card,
     )
 
 
-def positive(name: str, value: int, asked: int | None) -> int:
-    """``value`` if it and what was asked are positive, else the error that names the flag."""
-    if value <= 0 or (asked is not None and asked <= 0):
-        raise UserError(f"--{name.replace('_', '-')} must be a positive number, not {value if asked is None else asked}")
+def positive(name: str, value: int) -> int:
+    """``value`` if it is positive, else the error that names the flag."""
+    if value <= 0:
+        raise UserError(f"--{name.replace('_', '-')} must be a positive number, not {value}")
     return value
 
 
-def batching(batch_tokens: int, seq_len: int, micro_batch: int, world_size: int, *, exact: bool) -> tuple[int, int]:
+def batching(batch_tokens: int, seq_len: int, micro_batch: int | None, *, at_most: int, world_size: int) -> tuple[int, int]:
     """(sequences per optimizer step, sequences per forward) for a batch given in tokens.
 
-    Without ``exact`` the size's micro-batch is only an upper limit: the largest that divides the step is taken.
+    Where no micro-batch is asked for, the largest of up to ``at_most`` sequences that divides a rank's share is taken.
     """
     sequences, rest = divmod(batch_tokens, seq_len)
     if rest or sequences == 0:
         raise UserError(f"--batch-tokens {batch_tokens} is not a multiple of the sequence length {seq_len}: use {max(1, sequences) * seq_len}")
-    per_rank, rest = divmod(sequences, world_size)
+    share, rest = divmod(sequences, world_size)
     if rest:
-        raise UserError(f"a step of {sequences} sequences cannot be shared by {world_size} processes: choose --batch-tokens accordingly")
-    if exact and per_rank % micro_batch:
-        raise UserError(f"--micro-batch {micro_batch} does not divide the {per_rank} sequences of a step: use a divisor of {per_rank}")
-    return sequences, next(size for size in range(min(micro_batch, per_rank), 0, -1) if per_rank % size == 0)
+        raise UserError(f"a step of {sequences} sequences cannot be shared by {world_size} processes: choose another --batch-tokens")
+    if micro_batch is None:
+        return sequences, max(count for count in range(1, min(at_most, share) + 1) if share % count == 0)
+    if share % positive("micro_batch", micro_batch):
+        raise UserError(f"--micro-batch {micro_batch} does not divide the {share} sequences of a step: use a divisor of {share}")
+    return sequences, micro_batch
 
 
 def run_row(plan: Plan) -> dict:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 import time
+from typing import TYPE_CHECKING
 
 import lightning as L
 import torch
@@ -12,7 +13,8 @@ from lightning.fabric.utilities.throughput import get_available_flops
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from depthbench.store import RunWriter
+if TYPE_CHECKING:
+    from depthbench.store import RunWriter
 
 
 class StoreLogger(Logger):

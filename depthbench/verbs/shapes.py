@@ -32,7 +32,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--arch", help="also count what this residual design adds")
     parser.add_argument("--count-extras", action="store_true", help="solve with what --arch adds, instead of on the Pre-LN count")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
-    parser.add_argument("--runs", default="runs", metavar="DIR", help="accepted like everywhere; shapes need no runs")
 
 
 def run(args: Namespace) -> int:
