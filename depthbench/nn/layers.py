@@ -1,0 +1,55 @@
+"""Matrices, embedding and norm, each with its initialisation in one place.
+
+Every matrix, the embedding and the head included, starts as a normal of standard deviation 0.02 cut at three standard
+deviations. There is no depth-scaled output projection in any design: it would starve Attention Residuals of signal (the
+norms' eps takes over) and cancel LayerNorm Scaling.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+INIT_STD = 0.02
+INIT_CUT = 3.0  # in standard deviations
+
+
+def truncated_normal_(weight: Tensor, std: float) -> None:
+    nn.init.trunc_normal_(weight, std=std, a=-INIT_CUT * std, b=INIT_CUT * std)
+
+
+class Linear(nn.Linear):
+    """A matrix without bias. A design that wants another spread at initialisation sets ``std`` on the instance."""
+
+    std: float = INIT_STD
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__(in_features, out_features, bias=False)
+
+    def reset_parameters(self) -> None:
+        truncated_normal_(self.weight, self.std)
+
+
+class Embedding(nn.Embedding):
+    def reset_parameters(self) -> None:
+        truncated_normal_(self.weight, INIT_STD)
+
+
+class RMSNorm(nn.Module):
+    """x (..., width) -> weight * x / sqrt(mean(x^2) + eps), computed in the weight's precision and given back in x's."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.empty(width))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x.to(self.weight.dtype), self.weight.shape, self.weight, self.eps).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.shape[0]}, eps={self.eps}"

@@ -1,0 +1,203 @@
+"""The language model: it walks the depth state through 2L sublayers and contains no design's name.
+
+B batch, T time, D width, V vocabulary, L blocks. Blocks, sublayers and boundaries count from 0.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from depthbench import residuals
+from depthbench.errors import UserError, unknown
+from depthbench.nn.compiling import RegionCompiler
+from depthbench.nn.config import ModelConfig
+from depthbench.nn.layers import Embedding, Linear, RMSNorm
+from depthbench.nn.rotary import rotation_for
+from depthbench.nn.sublayer import Block
+from depthbench.residuals.base import Residual, State
+
+Tap = Callable[[str, int, Any], None]
+
+
+class LanguageModel(nn.Module):
+    """Token ids (B, T) -> logits (B, T, V).
+
+    The call is ``logits(run(embed(tokens)))``; probes and training use the pieces. What a design shares with Pre-LN has the same names
+    in the state_dict: ``embedding``, ``blocks.<b>.attention``, ``blocks.<b>.feed_forward``, ``final_norm``, ``head``; its own
+    parameters lie under ``residual``.
+    """
+
+    def __init__(self, config: ModelConfig, design: type[Residual], options: dict[str, Any]) -> None:
+        super().__init__()
+        self.config = config
+        self.options = dict(options)
+        residual = design(config, **options)
+        self.embedding = Embedding(config.vocab_size, config.d_model)
+        self.blocks = nn.ModuleList(
+            Block(*(residual.build_sublayer(config, sublayer=sublayer) for sublayer in (2 * block, 2 * block + 1)))
+            for block in range(config.n_layer)
+        )
+        self.final_norm = RMSNorm(config.d_model, config.norm_eps)
+        self.head = Linear(config.d_model, config.vocab_size)
+        self.residual = residual
+        self._taps: tuple[Tap, ...] = ()
+
+    # The walk -----------------------------------------------------------------------------------------------------------------
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.logits(self.run(self.embed(tokens)))
+
+    def embed(self, tokens: Tensor) -> State:
+        """Token ids (B, T) -> the state before the first block."""
+        return self.residual.open(self.embedding(tokens))
+
+    def run(self, state: State, start: int = 0, stop: int | None = None) -> State:
+        """The state after blocks start, ..., stop - 1 (default: all), from the state before ``start``, which is left as it was."""
+        stop = self.config.n_layer if stop is None else stop
+        if not 0 <= start <= stop <= self.config.n_layer:
+            raise ValueError(f"blocks [{start}, {stop}) lie outside a model of {self.config.n_layer}")
+        state = self.residual.begin(state, block=start)
+        for block in range(start, stop):
+            state = self._step(state, self.blocks[block].attention, 2 * block)
+            state = self._step(state, self.blocks[block].feed_forward, 2 * block + 1)
+        return state
+
+    def hidden(self, state: State) -> Tensor:
+        """What the head multiplies, (B, T, D), from the state after the last block."""
+        return self.residual.close(state, self.final_norm)
+
+    def logits(self, state: State) -> Tensor:
+        """Logits (B, T, V) from the state after the last block."""
+        return self.head(self.hidden(state))
+
+    def _step(self, state: State, function: nn.Module, sublayer: int) -> State:
+        branch_in, carry = self.residual.read(state, sublayer=sublayer)
+        branch_out, emitted = function(branch_in, carry, rotation_for(branch_in, self.config.head_dim))
+        after = self.residual.write(state, carry, branch_out, emitted, sublayer=sublayer)
+        for tap in self._taps:
+            tap("state_in", sublayer, state)
+            tap("branch_in", sublayer, branch_in)
+            tap("branch_out", sublayer, branch_out)
+            tap("state_out", sublayer, after)
+        return after
+
+    # Looking in and stepping in -----------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def taps(self, function: Tap) -> Iterator[None]:
+        """Calls ``function(name, sublayer, value)`` for every sublayer that runs inside the ``with``, once it is done, in this order:
+        ``state_in``, ``branch_in`` (un-normalised, (B, T, D)), ``branch_out`` (the term as it is added, (B, T, D)), ``state_out``.
+
+        Taps may be nested, and cost nothing when there is none. They work on compiled models, being outside the regions.
+        """
+        before = self._taps
+        self._taps = (*before, function)
+        try:
+            yield
+        finally:
+            self._taps = before
+
+    @contextmanager
+    def swapped(self, first: int, second: int) -> Iterator[None]:
+        """Blocks ``first`` and ``second`` (from 0) exchanged inside the ``with`` by the design's rule, and put back bit for bit."""
+        self.residual.swap(self.blocks, first=first, second=second)
+        try:
+            yield
+        finally:
+            self.residual.swap(self.blocks, first=first, second=second)
+
+    # Parameters ---------------------------------------------------------------------------------------------------------------
+
+    def reset_parameters(self) -> None:
+        """Initialises every parameter, under the global seed.
+
+        Each module draws from a generator seeded by its name: under one seed, what two designs or two depths share starts out equal,
+        and so does a model built on the meta device, emptied and reset.
+        """
+        seed = int(torch.randint(2**62, (), device="cpu"))
+        with torch.random.fork_rng(sorted({p.device.index for p in self.parameters() if p.is_cuda})):
+            for name, module in self.named_modules():
+                if name and hasattr(module, "reset_parameters"):
+                    _seed(module, seed + zlib.crc32(name.encode()))
+                    module.reset_parameters()
+
+    @property
+    def params_extra(self) -> int:
+        """Parameters beyond Pre-LN's at this shape, by the design's formula."""
+        return self.residual.params_extra(self.config, **self.options)
+
+    def parameter_groups(self, weight_decay: float) -> list[dict[str, Any]]:
+        """Two groups for the optimizer: what decays (matrices and embeddings), and what does not (norms, biases, scalars, and
+        what the design exempts)."""
+        exempt = {id(parameter) for parameter in self.residual.no_decay_parameters()}
+        decays = {True: [], False: []}
+        for parameter in self.parameters():
+            decays[parameter.ndim >= 2 and id(parameter) not in exempt].append(parameter)
+        return [{"params": decays[True], "weight_decay": weight_decay}, {"params": decays[False], "weight_decay": 0.0}]
+
+    def compile_regions(self, backend: str = "inductor") -> None:
+        """Compiles, in place and by region, every sublayer and whatever fixed-shape parts the design names; parameters keep their names."""
+        compiler = RegionCompiler(backend)
+        for block in self.blocks:
+            for sublayer in (block.attention, block.feed_forward):
+                compiler.module(sublayer, (type(sublayer), type(sublayer.core)))
+        self.residual.compile_regions(compiler.function)
+
+
+def build_model(
+    arch: str | type[Residual],
+    *,
+    n_layer: int,
+    d_model: int,
+    n_head: int,
+    vocab_size: int,
+    n_kv_head: int | None = None,
+    d_ff: int | None = None,
+    norm_eps: float = 1e-6,
+    qk_norm: bool = False,
+    **options: Any,
+) -> LanguageModel:
+    """A freshly initialised model of any design, on the default device.
+
+    ``arch`` is a name of ``depthbench.residuals.names()``, ``"my_module.MyDesign"`` or a subclass of Residual; ``options`` are
+    that design's own. Defaults: as many key/value heads as query heads, a feed-forward width of 8/3 d_model rounded up to a multiple of 16.
+    Raises UserError, in one line, for an unknown design or option and for numbers that make no model.
+
+    >>> build_model("pre_ln", n_layer=2, d_model=32, n_head=2, vocab_size=64)(torch.zeros(1, 8, dtype=torch.long)).shape
+    torch.Size([1, 8, 64])
+    """
+    config = ModelConfig(
+        n_layer=n_layer,
+        d_model=d_model,
+        n_head=n_head,
+        vocab_size=vocab_size,
+        n_kv_head=n_kv_head,
+        d_ff=d_ff,
+        norm_eps=norm_eps,
+        qk_norm=qk_norm,
+    )
+    design = residuals.get(arch)
+    known = residuals.options_of(design)
+    for option in options:
+        if option not in known:
+            raise unknown("option", option, known) if known else UserError(f"unknown option '{option}': {design.__name__} takes none")
+    device = torch.get_default_device()
+    with torch.device("meta"):
+        model = LanguageModel(config, design, options)
+    if device.type != "meta":
+        model.to_empty(device=device)
+        model.reset_parameters()
+    return model
+
+
+def _seed(module: nn.Module, seed: int) -> None:
+    """Seeds the generators of the devices that the module's own parameters lie on, and no others: torch.manual_seed would touch all."""
+    torch.default_generator.manual_seed(seed)
+    for index in {parameter.device.index for parameter in module.parameters(recurse=False) if parameter.is_cuda}:
+        torch.cuda.default_generators[index].manual_seed(seed)
