@@ -4,4 +4,5 @@ import sys
 
 from depthbench.cli import main
 
-sys.exit(main())
+if __name__ == "__main__":  # data loader processes import this module too
+    sys.exit(main())

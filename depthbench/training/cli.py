@@ -64,6 +64,7 @@ HELP = {
     "batch_tokens": ("tokens per optimizer step (default: the size's)", token_count),
     "micro_batch": ("sequences per forward pass; the rest of a step is accumulated (default: at most the size's)", int | None),
     "corpus": ("embedded, fineweb-edu, or the folder of a prepared corpus (default: the size's)", str | None),
+    "tokenizer": ("tokenizer the corpus is made with: bpe-N, olmo, or the path of a tokenizer.json (default: the size's)", str | None),
     "validations": ("validations and checkpoints per run, evenly spaced, the last at the end", int),
     "recipe": ("optimizer and schedule", str),
     "compile": ("torch.compile the sublayers, region by region", bool),
@@ -123,16 +124,19 @@ class ExperimentCLI(LightningCLI):
         parser.add_class_arguments(Trainer, "trainer", fail_untyped=False, instantiate=False, sub_configs=True, skip=set(OWNED_BY_THE_PLAN))
         parser.set_defaults(TRAINER_DEFAULTS)
 
+    def parse_arguments(self, parser: LightningArgumentParser, args: list[str]) -> None:
+        self.config = parser.parse_args(args)
+
     def _set_seed(self) -> None:
         """Seeding is training's first act, so that parsing a command says nothing and changes nothing."""
 
     def instantiate_classes(self) -> None:
-        self.config_init = self.parser.instantiate_classes(self.config)
+        self.config_init = self.parser.instantiate(self.config)
         self.experiment = Experiment(**{f.name: self.config[f.name] for f in fields(Experiment)})
 
     def resolved_config(self) -> str:
         """YAML with which ``--config`` repeats this command."""
-        return self.parser.dump(self.config, skip_none=True)
+        return self.parser.dump(self.config, skip_unset=True)
 
 
 def parse(args: list[str]) -> ExperimentCLI:

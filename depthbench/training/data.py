@@ -93,7 +93,7 @@ class CorpusDataModule(L.LightningDataModule):
         cache_dir: str | Path | None = None,
     ):
         super().__init__()
-        self.corpus, self.cache_dir = Path(corpus), cache_dir
+        self.corpus, self.cache_dir = corpus, cache_dir
         self.seed, self.steps, self.micro_batch, self.accumulation = seed, steps, micro_batch, accumulation
         self.val_blocks, self.val_batch, self.workers = val_blocks, val_batch or micro_batch, workers
 

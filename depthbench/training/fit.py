@@ -24,7 +24,8 @@ from depthbench.errors import UserError
 from depthbench.nn.model import LanguageModel, build_model
 from depthbench.resources import PACKAGE
 from depthbench.shapes import flops_per_token_train
-from depthbench.store import RunWriter, read_run
+from depthbench.store.reader import read_run
+from depthbench.store.writer import RunWriter
 from depthbench.training import checkpoints
 from depthbench.training.cli import ExperimentCLI
 from depthbench.training.data import CorpusDataModule
@@ -214,7 +215,7 @@ def attempt(folder: Path, resume: tuple[int, Path] | None) -> dict:
     """Which attempt this is, and the step it goes on from: rows of earlier attempts beyond that step are superseded."""
     if not folder.exists():
         return {"attempt": 1}
-    return {"attempt": (read_run(folder).get("attempt") or 0) + 1, "resumed_from_step": resume[0] if resume else 0}
+    return {"attempt": (read_run(folder).get("attempt") or 0) + 1, "resumed_from_step": resume[0] if resume else None}
 
 
 def keep_aside(folder: Path) -> Path:

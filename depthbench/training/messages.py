@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from depthbench.corpora import Card
-from depthbench.store import Store
+from depthbench.store.reader import Store
 from depthbench.training.plan import Plan
 
 HOW_TO_GO_ON = "Nothing is lost: repeat the same command and it goes on from the newest checkpoint."
@@ -17,7 +18,7 @@ def announcement(plan: Plan, folder: Path, resumed_from: int | None) -> str:
     lines = [
         f"{plan.experiment.arch} {plan.experiment.size}: {shape.n_layer} layers x {shape.d_model} (ratio {shape.ratio:.2f}, "
         f"{plan.ratio_requested:g} asked), {plan.params_total:,} parameters",
-        f"corpus {card.corpus}: {card.train.blocks * plan.seq_len:,} training tokens in blocks of {plan.seq_len}; unigram entropy {card.unigram_entropy:.3f} nats",
+        f"corpus {card.corpus}: {card.train.blocks * plan.seq_len:,} training tokens, {plan.val_blocks * plan.seq_len:,} held out to validate on; unigram entropy {card.unigram_entropy:.3f} nats",
         f"plan: {plan.last_step:,} of {plan.steps:,} steps x {plan.batch_tokens:,} tokens, peak learning rate {plan.lr:g}, {plan.precision}",
         f"run folder: {folder}",
     ]
@@ -31,10 +32,10 @@ def summary(runs: Path, run_id: str, card: Card) -> str:
     row = Store(runs).runs().set_index("run_id").loc[run_id]
     facts = {
         "validation loss": f"{row.val_loss:.4f} nats per token (the corpus's unigram entropy is {card.unigram_entropy:.4f})",
-        "perplexity": f"{row.val_perplexity:.2f}",
+        "perplexity": f"{math.exp(row.val_loss):.2f}",
         "shape": f"{row.n_layer} layers x {row.d_model}, {row.n_head} heads of {row.head_dim}, d_ff {row.d_ff}, ratio {row.ratio:.2f}",
         "parameters": f"{row.params_total:,} ({row.params_backbone:,} in the backbone)",
-        "tokens": f"{int(row.tokens):,} in {int(row.step):,} steps",
+        "tokens": f"{int(row.tokens_done):,} in {int(row.step):,} steps",
         "time": duration(row.wall_s),
         "run folder": str(runs / run_id),
         "dashboard": f"depthbench app{runs_flag(runs)}",

@@ -10,7 +10,7 @@ from depthbench import corpora, recipes, residuals, shapes
 from depthbench.errors import UserError
 from depthbench.recipes import Recipe
 from depthbench.shapes import Shape
-from depthbench.store import run_id
+from depthbench.store.runs import run_id
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class Experiment:
     batch_tokens: int | None = None
     micro_batch: int | None = None
     corpus: str | None = None
+    tokenizer: str | None = None
     recipe: str = "paper"
     compile: bool = False
     workers: int = 0
@@ -56,7 +57,7 @@ class Plan:
     precision: str
     val_blocks: int
     validations: int
-    corpus: Path
+    corpus: Path | str  # a folder, or the URL of one
     card: corpora.Card = field(repr=False)
 
     @property
@@ -85,6 +86,7 @@ class Plan:
         return run_id(
             {
                 "arch": asked.arch,
+                "options": {},
                 "size": asked.size,
                 **asdict(shape),
                 "corpus_fingerprint": self.card.fingerprint,
@@ -94,7 +96,6 @@ class Plan:
                 "batch_tokens": self.batch_tokens,
                 "tokens_planned": self.tokens,
                 "max_steps": self.max_steps,
-                "val_blocks": self.val_blocks,
                 "seed": asked.seed,
                 "precision": self.precision,
             }
@@ -122,10 +123,10 @@ def resolve(asked: Experiment, *, precision: str = "32-true", max_steps: int = -
     if not (math.isfinite(lr) and lr > 0):
         raise UserError(f"--lr {lr} is not a learning rate: give a positive number, for example --lr 2e-3")
 
-    corpus_name = asked.corpus or size.corpus
-    folder = corpora.ensure(corpus_name, tokenizer=size.tokenizer, seq_len=seq_len)
+    tokenizer = asked.tokenizer or size.tokenizer
+    folder = corpora.ensure(asked.corpus or size.corpus, tokenizer=tokenizer, seq_len=seq_len, val_tokens=size.val_tokens)
     card = corpora.read_card(folder)
-    corpora.check_compatible(card, vocab_size=shape.vocab_size, seq_len=seq_len)
+    corpora.check_compatible(card, vocab_size=shape.vocab_size, seq_len=seq_len, tokenizer=tokenizer)
     return Plan(
         experiment=asked,
         shape=shape,
@@ -141,7 +142,7 @@ def resolve(asked: Experiment, *, precision: str = "32-true", max_steps: int = -
         steps=steps,
         max_steps=max_steps,
         precision=precision,
-        val_blocks=max(1, size.val_tokens // seq_len),
+        val_blocks=min(max(1, size.val_tokens // seq_len), card.val.blocks),
         validations=positive("validations", asked.validations),
         corpus=folder,
         card=card,

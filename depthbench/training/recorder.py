@@ -14,7 +14,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 if TYPE_CHECKING:
-    from depthbench.store import RunWriter
+    from depthbench.store.writer import RunWriter
 
 
 class StoreLogger(Logger):

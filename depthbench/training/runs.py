@@ -15,7 +15,8 @@ from depthbench import corpora
 from depthbench.errors import UserError
 from depthbench.nn.model import LanguageModel, build_model
 from depthbench.recipes import recipe
-from depthbench.store import find_run, read_run
+from depthbench.store.reader import read_run
+from depthbench.store.runs import find_run
 from depthbench.training import checkpoints
 from depthbench.training.data import CorpusDataModule
 from depthbench.training.module import LanguageModelingModule
@@ -53,7 +54,7 @@ class Run:
     def data(self) -> CorpusDataModule:
         """The corpus the run was trained on, refused where it has changed since."""
         facts = self.config["data"]
-        card = corpora.read_card(Path(facts["folder"]))
+        card = corpora.read_card(facts["folder"])
         if card.fingerprint != self.row["corpus_fingerprint"]:
             raise UserError(
                 f"corpus {facts['folder']} has changed since run {self.run_id}: its fingerprint is {card.fingerprint}, "

@@ -1,0 +1,95 @@
+"""From an experiment to a plan: counts, the run id, and refusals."""
+
+from dataclasses import replace
+
+import pytest
+
+from depthbench.errors import UserError
+from depthbench.training.plan import Experiment, batching, resolve, run_row
+
+
+@pytest.fixture
+def asked(tiny_corpus):
+    return Experiment(size="pico", corpus=str(tiny_corpus), tokens=100_000)
+
+
+def test_three_counts_stay_apart(asked):
+    plan = resolve(replace(asked, micro_batch=4))
+    assert (plan.batch_tokens, plan.sequences_per_step, plan.micro_batch, plan.accumulation) == (2048, 16, 4, 4)
+    assert (plan.steps, plan.tokens) == (48, 48 * 2048)  # 100,000 tokens hold 48 whole steps
+
+
+def test_max_steps_only_stops_early(asked):
+    assert resolve(asked, max_steps=5).last_step == 5
+    assert resolve(asked, max_steps=5).steps == resolve(asked).steps
+    assert resolve(asked, max_steps=10_000).last_step == 48
+    assert resolve(asked, max_steps=-1).last_step == 48
+
+
+@pytest.mark.parametrize("change", [{"ratio": 3.7}, {"seed": 7}, {"lr": 1e-3}, {"tokens": 50_000}, {"batch_tokens": 4096}])
+def test_what_decides_the_result_decides_the_id(asked, change):
+    assert resolve(replace(asked, **change)).run_id != resolve(asked).run_id
+
+
+def test_max_steps_and_precision_decide_too(asked):
+    assert len({resolve(asked).run_id, resolve(asked, max_steps=5).run_id, resolve(asked, precision="bf16-mixed").run_id}) == 3
+
+
+@pytest.mark.parametrize("change", [{"workers": 2}, {"compile": True}, {"micro_batch": 2}, {"runs": "/elsewhere"}, {"layer_stats_every": 3}])
+def test_how_it_is_run_does_not(asked, change):
+    assert resolve(replace(asked, **change)).run_id == resolve(asked).run_id
+
+
+def test_the_id_reads_as_what_it_is(asked):
+    assert resolve(asked).run_id.startswith("pre_ln-pico-L9-d52-lr0.004-s42-") or resolve(asked).run_id.startswith("pre_ln-pico-L9-d52-lr4e-3-s42-")
+
+
+def test_the_run_row_describes_the_model_that_is_built(asked):
+    from depthbench.training.fit import build
+
+    plan = resolve(replace(asked, ratio=3.7))
+    row = run_row(plan)
+    model = build(plan)
+    assert row["params_total"] == sum(p.numel() for p in model.parameters())
+    assert row["ratio"] == row["d_model"] / row["n_layer"]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"arch": "pre_nl"}, "did you mean 'pre_ln'"),
+        ({"size": "nanno"}, "did you mean 'nano'"),
+        ({"recipe": "papr"}, "did you mean 'paper'"),
+        ({"budget": "totl"}, "did you mean 'total'"),
+        ({"ratio": 0.0}, "ratio must be a positive number"),
+        ({"ratio": float("nan")}, "ratio must be a positive number"),
+        ({"ratio": 900.0}, "nearest reachable"),
+        ({"tokens": 0}, "--tokens must be a positive number"),
+        ({"tokens": 100}, "less than one step of 2048 tokens"),
+        ({"lr": -1.0}, "--lr -1.0 is not a learning rate"),
+        ({"lr": float("inf")}, "is not a learning rate"),
+        ({"batch_tokens": 1000}, "not a multiple of the sequence length 128: use 896"),
+        ({"micro_batch": 5}, "does not divide the 16 sequences"),
+        ({"validations": 0}, "--validations must be a positive number"),
+        ({"seq_len": 64, "batch_tokens": 2048}, "64"),
+        ({"size": "nano", "seq_len": 128}, "2048"),
+    ],
+)
+def test_refusals_are_one_line(asked, change, says):
+    with pytest.raises(UserError) as error:
+        resolve(replace(asked, **change))
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_corpus_that_is_not_there_names_the_command(asked):
+    with pytest.raises(UserError, match="depthbench data prepare"):
+        resolve(replace(asked, corpus="/no/such/corpus"))
+
+
+def test_the_batch_is_shared_by_all_processes():
+    assert batching(2048, 128, None, at_most=16, world_size=1) == (16, 16)
+    assert batching(2048, 128, None, at_most=16, world_size=4) == (16, 4)
+    assert batching(2048, 128, None, at_most=5, world_size=1) == (16, 4)
+    with pytest.raises(UserError, match="cannot be shared by 3 processes"):
+        batching(2048, 128, None, at_most=16, world_size=3)
