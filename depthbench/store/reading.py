@@ -1,0 +1,86 @@
+"""Asking questions of run folders while others write to them, seal them or remove them, and though one of them may be unreadable."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import duckdb
+
+from depthbench.errors import UserError
+from depthbench.store.folder import list_run
+from depthbench.store.sources import Snapshot, connect, opened
+
+Answer = TypeVar("Answer")
+
+# Sealed files that are open at the same time: well below the usual limit of 1,024 open files.
+_BATCH = 64
+_IDLE_CONNECTIONS = 8
+_MAX_TRIES = 8
+
+
+class Reading:
+    """Takes snapshots of runs, each on a connection that no other thread uses meanwhile. May be shared by threads.
+
+    A DuckDB connection shared between threads returns wrong rows, and opening one costs 12 ms: so they are lent out and kept.
+    """
+
+    def __init__(self):
+        self._idle: list[duckdb.DuckDBPyConnection] = []
+        self._threads = min(4, os.cpu_count() or 1)
+
+    def ask(self, folders: Sequence[Path], question: Callable[[Snapshot], Answer]) -> Answer:
+        """The answer to ``question`` about these runs. Raises UserError, one line, where one of them cannot be read.
+
+        A file that vanished was merged or sealed meanwhile: the folders are listed again, for as long as that makes a difference.
+        """
+        listings = [list_run(folder) for folder in folders]
+        for _ in range(_MAX_TRIES):
+            try:
+                with self._connection() as connection, opened(connection, listings) as snapshot:
+                    return question(snapshot)
+            except duckdb.Error as error:
+                before, listings = listings, [list_run(folder) for folder in folders]
+                if listings == before:
+                    raise _unreadable(folders, error) from error
+                failure = error
+        raise _unreadable(folders, failure) from failure
+
+    def ask_all(self, folders: Sequence[Path], question: Callable[[Snapshot], Answer]) -> tuple[list[Answer], dict[Path, UserError]]:
+        """The answers of batches of these runs (of one empty batch where there are none), and what is wrong with those left out."""
+        answers, problems = [], {}
+        for start in range(0, len(folders) or 1, _BATCH):
+            batch = folders[start : start + _BATCH]
+            try:
+                answers.append(self.ask(batch, question))
+            except UserError:  # one bad run must not hide the others of its batch
+                for folder in batch:
+                    try:
+                        answers.append(self.ask([folder], question))
+                    except UserError as error:
+                        problems[folder] = error
+        return answers, problems
+
+    @contextmanager
+    def _connection(self) -> Iterator[duckdb.DuckDBPyConnection]:
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            connection = connect(self._threads)
+        try:
+            yield connection
+        except BaseException:
+            connection.close()  # whatever is still attached goes with it
+            raise
+        if len(self._idle) < _IDLE_CONNECTIONS:
+            self._idle.append(connection)
+        else:
+            connection.close()
+
+
+def _unreadable(folders: Sequence[Path], error: duckdb.Error) -> UserError:
+    names = ", ".join(folder.name for folder in folders[:3])
+    return UserError(f"run {names} cannot be read: {str(error).splitlines()[0]}; mend or remove its folder in {folders[0].parent}")

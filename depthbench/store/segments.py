@@ -1,0 +1,65 @@
+"""Writing segments: rows in, one whole immutable Parquet file out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+
+from depthbench.store.disk import replacing
+from depthbench.store.folder import Segment
+from depthbench.store.schema import TABLES, check_columns
+from depthbench.store.sources import parquet_rows, quoted
+
+MAX_LIVE = 200
+
+_ARROW_TYPES = {"BIGINT": pa.int64(), "DOUBLE": pa.float64(), "VARCHAR": pa.string(), "TIMESTAMP": pa.timestamp("us")}
+_SCHEMAS = {table: pa.schema([(name, _ARROW_TYPES[kind]) for name, kind in columns.items()]) for table, columns in TABLES.items()}
+
+
+def columnar(table: str, rows: Sequence[dict], attempt: int) -> pa.Table:
+    """``rows`` as columns, with ``attempt`` filled in. About 0.3 ms per 1,000 rows.
+
+    Raises ValueError for a column the table lacks, and pyarrow's ArrowInvalid or ArrowTypeError (a ValueError, a TypeError) for a value
+    that is not of its column's type.
+    """
+    check_columns(table, set().union(*rows))
+    columns = pa.Table.from_pylist(list(rows), schema=_SCHEMAS[table])
+    place = columns.schema.get_field_index("attempt")
+    return columns.set_column(place, columns.schema.field(place), pa.repeat(pa.scalar(attempt, pa.int64()), len(rows)))
+
+
+def write_segment(connection: duckdb.DuckDBPyConnection, folder: Path, segment: Segment, parts: Sequence[pa.Table]) -> None:
+    """Write the rows of ``parts`` as ``segment``. Almost all of it runs without Python's lock, so the training thread goes on."""
+    connection.register("rows", pa.concat_tables(parts))
+    try:
+        _copy(connection, folder, segment, "rows")
+    finally:
+        connection.unregister("rows")
+
+
+def merge_due(live: Sequence[Segment]) -> list[Segment]:
+    """The segments to merge into one so that fewer than ``MAX_LIVE`` live ones of a table remain; none while there is room.
+
+    The plain ones, as long as they are the greater part: merged ones are large, and are written again only once in about 15,000 flushes.
+    """
+    if len(live) < MAX_LIVE:
+        return []
+    plain = [segment for segment in live if not segment.merged]
+    return plain if 2 * len(plain) >= len(live) else list(live)
+
+
+def merge(connection: duckdb.DuckDBPyConnection, folder: Path, parts: Sequence[Segment]) -> Segment:
+    """Write one segment with all rows of ``parts`` (live, adjacent, oldest first), then remove them."""
+    merged = Segment(parts[0].table, parts[0].first, parts[-1].last)
+    _copy(connection, folder, merged, parquet_rows(part.path(folder) for part in parts))
+    for part in parts:
+        part.path(folder).unlink(missing_ok=True)
+    return merged
+
+
+def _copy(connection: duckdb.DuckDBPyConnection, folder: Path, segment: Segment, source: str) -> None:
+    with replacing(segment.path(folder)) as temporary:
+        connection.execute(f"COPY (SELECT * FROM {source}) TO {quoted(temporary)} (FORMAT parquet, USE_TMP_FILE false)")

@@ -1,0 +1,146 @@
+"""Rows of many run folders as one relation per table: sealed files and live segments, each row once, superseded ones left out.
+
+A ``Snapshot`` is taken from listings (folder.py), lives on one connection for one query or a few, and lets go of every file when it
+closes. It is the only place that knows where rows lie; queries.py asks it by table name.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import duckdb
+
+from depthbench.errors import UserError
+from depthbench.store.folder import Listing, Segment
+from depthbench.store.schema import SCHEMA_VERSION, TABLES
+
+# A table of every sealed file besides those of schema.py: the names of the segments it contains (and of those they contained).
+CONTAINED = "segments"
+
+
+def connect(threads: int = 1) -> duckdb.DuckDBPyConnection:
+    """A DuckDB of its own in memory. It reaches for no network, and caches no files beyond what the system does."""
+    config = {"threads": threads, "autoinstall_known_extensions": False, "enable_external_file_cache": False}
+    return duckdb.connect(":memory:", config=config)
+
+
+def quoted(text: str | os.PathLike) -> str:
+    """An SQL string literal."""
+    return "'" + str(text).replace("'", "''") + "'"
+
+
+def parquet_rows(paths: Iterable[Path]) -> str:
+    """SQL of the rows of these files, whatever their folders are called (DuckDB reads patterns and ``key=value`` parts in a path)."""
+    literal = ", ".join(quoted(re.sub(r"([*?[])", r"[\1]", str(path))) for path in paths)
+    return f"read_parquet([{literal}], union_by_name = true, hive_partitioning = false)"
+
+
+class Snapshot:
+    """The rows of some runs, as their listings found them. Use ``opened``."""
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection, listings: Iterable[Listing]):
+        self.connection = connection
+        self.listings = list(listings)
+        self._alias: dict[Listing, str] = {}
+        self._live: dict[Listing, dict[str, list[Segment]]] = {}
+        self._tables: set[tuple[str, str]] = set()
+
+    def attach(self) -> None:
+        for number, listing in enumerate(self.listings):
+            if listing.sealed:
+                alias = f"sealed_{number}"
+                self.connection.execute(f"ATTACH {quoted(listing.sealed_path)} AS {alias} (READ_ONLY)")
+                self._alias[listing] = alias
+        if self._alias:
+            self._tables = set(self.connection.execute("SELECT database_name, table_name FROM duckdb_tables()").fetchall())
+        self._live = {listing: self._live_segments(listing) for listing in self.listings if listing.segments}
+        self._refuse_newer()
+
+    def contained(self, listing: Listing) -> set[str]:
+        """The segments that the run's sealed file contains, by name: their files, where still there, hold nothing new."""
+        alias = self._alias.get(listing)
+        return {name for (name,) in self.connection.execute(f"SELECT name FROM {alias}.{CONTAINED}").fetchall()} if alias else set()
+
+    def _live_segments(self, listing: Listing) -> dict[str, list[Segment]]:
+        contained = self.contained(listing)
+        return {table: listing.live(table, contained) for table in TABLES}
+
+    def detach(self) -> None:
+        for alias in self._alias.values():
+            with suppress(duckdb.Error):  # a connection that cannot even let go is closed by whoever holds it
+                self.connection.execute(f"DETACH {alias}")
+
+    def _refuse_newer(self) -> None:
+        newest = f"SELECT run_id, max(schema_version) AS version FROM ({self.relation('run')}) GROUP BY run_id"
+        for run_id, version in self.connection.execute(f"SELECT * FROM ({newest}) WHERE version > {SCHEMA_VERSION}").fetchall():
+            raise UserError(
+                f"run {run_id} was written by a newer depthbench (schema {version}; this one reads up to {SCHEMA_VERSION}): "
+                "update depthbench to read it"
+            )
+
+    def relation(self, table: str) -> str:
+        """SQL of all rows of ``table``, superseded ones included, with a ``run_id``: the folder's name. Missing columns are null."""
+        typed = ", ".join(f"NULL::{sql_type} AS {name}" for name, sql_type in TABLES[table].items())
+        is_run = table == "run"
+        arms = [f"SELECT {'' if is_run else 'NULL::VARCHAR AS run_id, '}{typed} WHERE false"]
+        for listing in self.listings:
+            name = quoted(listing.run_id)
+            columns = f"* REPLACE ({name} AS run_id)" if is_run else f"{name} AS run_id, *"
+            arms += [f"SELECT {columns} FROM {place}" for place in self._places(listing, table)]
+        return " UNION ALL BY NAME ".join(arms)
+
+    def _places(self, listing: Listing, table: str) -> Iterator[str]:
+        alias = self._alias.get(listing)
+        if alias and (alias, table) in self._tables:
+            yield f"{alias}.{table}"
+        live = self._live.get(listing, {}).get(table)
+        if live:
+            yield parquet_rows(segment.path(listing.folder) for segment in live)
+
+    def query(self, select: str, table: str | None = None) -> str:
+        """``select`` over the views run (one row per run, its latest), attempts (one row per attempt) and ``table`` (rows that stand).
+
+        A row stands unless a later attempt resumed from a step before it; an attempt that resumed from no step began anew, and
+        nothing of the earlier ones stands. Rows without a step (costs) always stand.
+        """
+        merged = ", ".join(f"max({name}) AS {name}" for name in TABLES["attempts"] if name != "attempt")
+        views = {
+            "run": f"SELECT * FROM ({self.relation('run')}) QUALIFY row_number() OVER (PARTITION BY run_id ORDER BY updated_at DESC) = 1",
+            "attempts": f"SELECT run_id, attempt, {merged} FROM ({self.relation('attempts')}) GROUP BY run_id, attempt",
+            "standing": """
+                SELECT earlier.run_id, earlier.attempt, min(coalesce(later.resumed_from_step, -1)) AS last_step
+                FROM attempts AS earlier JOIN attempts AS later ON later.run_id = earlier.run_id AND later.attempt > earlier.attempt
+                GROUP BY earlier.run_id, earlier.attempt""",
+        }
+        if table not in (None, "run", "attempts"):
+            views[table] = self._standing_rows(table)
+        return f"WITH {', '.join(f'{name} AS ({sql})' for name, sql in views.items())} {select}"
+
+    def execute(self, select: str, table: str | None = None, parameters: dict | None = None) -> duckdb.DuckDBPyConnection:
+        """Run ``query(select, table)``: fetch the result from what it returns."""
+        return self.connection.execute(self.query(select, table), parameters)
+
+    def _standing_rows(self, table: str) -> str:
+        if "step" not in TABLES[table]:
+            return self.relation(table)
+        return f"""
+            SELECT rows.* FROM ({self.relation(table)}) AS rows LEFT JOIN standing USING (run_id, attempt)
+            WHERE standing.last_step IS NULL OR rows.step IS NULL OR rows.step <= standing.last_step"""
+
+
+@contextmanager
+def opened(connection: duckdb.DuckDBPyConnection, listings: Iterable[Listing]) -> Iterator[Snapshot]:
+    """A snapshot of the runs of ``listings``, its files let go of at the end.
+
+    Raises duckdb.Error where a file vanished since it was listed, or cannot be read; UserError for a run of a newer schema.
+    """
+    snapshot = Snapshot(connection, listings)
+    try:
+        snapshot.attach()
+        yield snapshot
+    finally:
+        snapshot.detach()
