@@ -87,11 +87,16 @@ class SplitWriter:
             chunk = tokens[start : min(start + self._chunk_tokens, whole)]
             self._writer.add_item(self._chunks_written, chunk)
             self._chunks_written += 1
-            blocks = chunk.reshape(-1, self._block_length)
-            self.counts += np.bincount(blocks.ravel(), minlength=len(self.counts))
-            self.target_counts += np.bincount(blocks[:, 1:].ravel(), minlength=len(self.counts))
+            self._count(chunk.reshape(-1, self._block_length))
         self._pending = [tokens[whole:].copy()]
         self._pending_tokens = len(tokens) - whole
+
+    def _count(self, blocks: np.ndarray) -> None:
+        at_once = max(2**20 // self._block_length, 1)  # bincount makes 64-bit copies
+        for start in range(0, len(blocks), at_once):
+            some = blocks[start : start + at_once]
+            self.counts += np.bincount(some.ravel(), minlength=len(self.counts))
+            self.target_counts += np.bincount(some[:, 1:].ravel(), minlength=len(self.counts))
 
 
 def unigram_entropy(counts: np.ndarray) -> float:

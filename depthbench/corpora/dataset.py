@@ -56,7 +56,7 @@ class BlockDataset(Dataset):
         return torch.from_numpy(ids.astype("int64"))
 
     def __getstate__(self) -> dict:
-        return self.__dict__ | {"_stream": None}
+        return self.__dict__ | {"_stream": None, "_process": 0}
 
     def _open(self) -> StreamingDataset:
         if self._stream is None or self._process != os.getpid():

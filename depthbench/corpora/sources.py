@@ -117,7 +117,7 @@ def open_source(corpus: str, asked: Iterable[str] = (), field: str = "text") -> 
     if not asked:
         raise UserError("a text corpus needs --source: files, folders or globs of " + ", ".join(KINDS) + " (also .gz and .zst)")
     found = {file.path: file for source in asked for file in _expand(source, kinds)}
-    return Source(corpus, f"{len(found)} files", tuple(found.values()), field, asked)
+    return Source(corpus, f"{len(found)} file{'s' if len(found) > 1 else ''}", tuple(found.values()), field, asked)
 
 
 def _embedded() -> Source:
