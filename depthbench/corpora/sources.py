@@ -174,4 +174,4 @@ def _infos(fs: AbstractFileSystem, path: str) -> dict[str, dict] | None:
 
 def _address(fs: AbstractFileSystem, name: str) -> str:
     """What a user would write: a plain path, or a URL."""
-    return name if "file" in fs.protocol else fs.unstrip_protocol(name)
+    return name if fs.unstrip_protocol(name).startswith("file://") else fs.unstrip_protocol(name)
