@@ -18,6 +18,9 @@ _FULL = {
     errno.EFBIG: "the file size limit is reached",
 }
 
+# What a write that the disk refuses is raised as; DuckDB wraps the refusal in whatever it was doing.
+WRITE_ERRORS = (OSError, duckdb.IOException, duckdb.TransactionException, duckdb.FatalException)
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
@@ -49,7 +52,7 @@ def remove_leftovers(folder: Path, pattern: str = ".*.tmp") -> None:
 
 
 def write_error(folder: Path, error: Exception) -> UserError:
-    """The one line for a write into ``folder`` that failed with an OSError or a DuckDB IOException."""
+    """The one line for a write into ``folder`` that failed with one of ``WRITE_ERRORS``."""
     reason = next((text for code, text in _FULL.items() if _is(error, code)), None)
     if reason:
         mend = "free some, then repeat the same command: it goes on from the last checkpoint, and what was recorded so far is safe"

@@ -6,9 +6,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-import duckdb
-
-from depthbench.store.disk import remove_leftovers, replacing, write_error
+from depthbench.store.disk import WRITE_ERRORS, remove_leftovers, replacing, write_error
 from depthbench.store.folder import HEARTBEAT, SEALED, SEGMENTS, Listing, list_run
 from depthbench.store.lock import run_lock
 from depthbench.store.queries import run_summaries
@@ -38,7 +36,7 @@ def seal_run(folder: Path) -> None:
                 with replacing(folder / SEALED) as temporary:
                     summary = _build(listing, temporary, contained | {segment.name for segment in listing.segments})
                     keep_summary(folder, os.stat(temporary), summary)
-        except (OSError, duckdb.IOException) as error:
+        except WRITE_ERRORS as error:
             raise write_error(folder, error) from error
         _clear(listing)
 
@@ -48,10 +46,12 @@ def _build(listing: Listing, path: Path, names: set[str]) -> dict:
     with connect() as connection, opened(connection, [listing]) as snapshot:
         options = f"STORAGE_VERSION {quoted(STORAGE_VERSION)}, BLOCK_SIZE {BLOCK_SIZE}"
         connection.execute(f"ATTACH {quoted(path)} AS sealing ({options})")
+        connection.execute("BEGIN TRANSACTION")
         for table, order in SEALED_ORDER.items():
             rows = snapshot.query(f"SELECT {', '.join(TABLES[table])} FROM {table} ORDER BY {order}", table)
             connection.execute(f"CREATE TABLE sealing.{table} AS {rows}")
         connection.execute(f"CREATE TABLE sealing.{CONTAINED} AS SELECT unnest(?) AS name", [sorted(names)])
+        connection.execute("COMMIT")
         connection.execute("CHECKPOINT sealing")
         connection.execute("DETACH sealing")
         return run_summaries(snapshot)[0]

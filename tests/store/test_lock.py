@@ -61,7 +61,8 @@ def _refused(folder):
 
 def test_a_place_that_cannot_be_written_is_the_users_error(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"cannot write to .*file/run: Not a directory; choose another place with --runs DIR"), run_lock(
-        tmp_path / "file" / "run"
+    with (
+        pytest.raises(UserError, match=r"cannot write to .*file/run: Not a directory; choose another place with --runs DIR"),
+        run_lock(tmp_path / "file" / "run"),
     ):
         pass
