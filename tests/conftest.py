@@ -12,6 +12,9 @@ import pytest
 
 REPOSITORY = Path(__file__).parent.parent
 
+# Two test processes share two cores: threads of their own would only wait for each other. Read when torch is first imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 
 @pytest.fixture(autouse=True)
 def corpora_of_their_own(tmp_path_factory, monkeypatch):

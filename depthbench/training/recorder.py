@@ -93,7 +93,7 @@ class Recorder(L.Callback):
         if step != 1 and step != self.last_step and step % trainer.log_every_n_steps:
             return
         # Lightning hands back each micro-batch's loss already divided by the accumulation.
-        loss = trainer.strategy.reduce(torch.stack(losses).mean(), reduce_op="mean").item()
+        loss = trainer.strategy.reduce(torch.stack(losses).sum(), reduce_op="mean").item()
         self.latest = {
             "train/loss": loss,
             "train/grad_norm": float(module.grad_norm),

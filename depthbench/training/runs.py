@@ -87,7 +87,7 @@ def validate(ref: str, *, runs: str | Path = "runs") -> dict[str, float]:
     run = load_run(ref, runs=runs)
     facts = recipe(run.config["recipe"]["name"])
     module = LanguageModelingModule(run.model, recipe=facts, lr=run.row["lr"], total_steps=run.config["data"]["steps"])
-    trainer = L.Trainer(
-        devices=1, precision=run.row["precision"], logger=False, enable_checkpointing=False, enable_model_summary=False, use_distributed_sampler=False
-    )
-    return trainer.validate(module, datamodule=run.data, verbose=False)[0]
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_model_summary": False, "enable_progress_bar": False}
+    trainer = L.Trainer(devices=1, precision=run.row["precision"], use_distributed_sampler=False, **quiet)
+    trainer.validate(module, datamodule=run.data, verbose=False)
+    return {name: trainer.callback_metrics[name].item() for name in ("val/loss", "val/perplexity")}

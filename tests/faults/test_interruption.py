@@ -16,7 +16,7 @@ def start(corpus, runs, steps):
     arguments = [
         "fit", "--size", "pico", "--corpus", str(corpus), "--runs", str(runs), "--tokens", str(steps * 2048), "--trainer.accelerator", "cpu"
     ]  # fmt: skip
-    env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1"}
+    env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         [sys.executable, "-m", "depthbench", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
     )
@@ -31,24 +31,24 @@ def wait_for(process, text):
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_the_step_and_the_same_command_goes_on(tiny_corpus, tmp_path, number, code):
-    process = start(tiny_corpus, tmp_path, steps=60)
-    wait_for(process, "step 3/60")
+    process = start(tiny_corpus, tmp_path, steps=30)
+    wait_for(process, "step 3/30")
     process.send_signal(number)
     rest = process.stdout.read()
     assert process.wait(timeout=60) == code
     assert "Interrupted at step" in rest and "repeat the same command" in rest and "Traceback" not in rest
     (row,) = Store(tmp_path).runs().to_dict("records")
     stopped = int(row["step"])
-    assert row["status"] == "interrupted" and 3 <= stopped < 60
+    assert row["status"] == "interrupted" and 3 <= stopped < 30
     assert not list((tmp_path / row["run_id"]).glob("segments/*"))
 
-    process = start(tiny_corpus, tmp_path, steps=60)
+    process = start(tiny_corpus, tmp_path, steps=30)
     said = process.stdout.read()
     assert process.wait(timeout=120) == 0, said
     assert f"going on from the checkpoint at step {stopped}" in said
     (row,) = Store(tmp_path).runs().to_dict("records")
     losses = Store(tmp_path).scalars([row["run_id"]], ["train/loss"]).sort_values("step")
-    assert row["status"] == "finished" and losses.step.tolist() == list(range(1, 61))
+    assert row["status"] == "finished" and losses.step.tolist() == list(range(1, 31))
 
 
 def test_a_second_ctrl_c_need_not_wait(tiny_corpus, tmp_path):
