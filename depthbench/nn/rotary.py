@@ -28,7 +28,7 @@ def rotation_table(length: int, head_dim: int, device: torch.device, dtype: torc
         angle = position[:, None] * THETA ** (-pair / head_dim)
         cos, sin = angle.cos(), angle.sin()
         table = torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)))
-        return table.unsqueeze(2).to(device, dtype)
+        return table.unsqueeze(2).to(dtype).to(device)
 
 
 def rotation_for(branch_in: Tensor, head_dim: int) -> Tensor:

@@ -1,14 +1,12 @@
-"""Shared key/value heads, the cast under autocast."""
+"""Shared key/value heads."""
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from depthbench.nn.attention import Attention
 from depthbench.nn.config import ModelConfig
 from depthbench.nn.rotary import rotation_for
-from depthbench.nn.sublayer import to_compute_dtype
 from tests.oracles.compare import assert_near
 
 
@@ -22,14 +20,3 @@ def test_a_shared_head_is_the_same_head_repeated_for_its_group_of_queries():
     x = torch.randn(2, 7, 32, dtype=torch.float64)
     rotation = rotation_for(x, 8)
     assert_near(shared(x, None, rotation)[0], full(x, None, rotation)[0], 1e-14)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_the_cast_under_autocast_happens_once_and_only_there(dtype):
-    x = torch.randn(3)
-    assert to_compute_dtype(x) is x
-    with torch.autocast("cpu", dtype):
-        assert to_compute_dtype(x).dtype == dtype
-        assert to_compute_dtype(x.double()).dtype == torch.float64
-        with torch.autocast("cpu", enabled=False):
-            assert to_compute_dtype(x) is x

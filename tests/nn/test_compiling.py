@@ -121,18 +121,18 @@ def test_a_graph_break_is_an_error():
         model(some_tokens(model))
 
 
-def test_a_second_model_of_another_width_is_compiled_for_its_own_sizes():
+def test_another_model_in_the_process_is_compiled_for_its_own_sizes():
     sizes = []
 
     def backend(graph, examples):
         sizes.extend(size for example in examples for size in example.shape)
         return graph
 
-    for d_model in (16, 32, 48):
+    for d_model, length in ((16, 5), (32, 11), (48, 13)):
         model = build_model("pre_ln", n_layer=2, d_model=d_model, n_head=2, vocab_size=9)
         model.compile_regions(backend=backend)
-        model(some_tokens(model))
-    assert {16, 32, 48} < {*sizes}
+        model(some_tokens(model, length=length))
+    assert {16, 32, 48, 5, 11, 13} < {*sizes}
     assert all(type(size) is int for size in sizes)  # a size that dynamo had turned into a symbol would be a SymInt
 
 

@@ -44,12 +44,12 @@ def test_seed_and_names_decide_the_initial_values():
 
 def test_initialising_a_model_moves_the_global_generator_by_one_draw():
     """Whatever is drawn next (data order, say) is the same for every design and shape."""
-    after = []
-    for n_layer in (1, 4):
-        torch.manual_seed(0)
-        build_model("pre_ln", n_layer=n_layer, d_model=8, n_head=2, vocab_size=5)
-        after.append(torch.rand(3))
-    assert torch.equal(*after)
+    torch.manual_seed(0)
+    torch.randint(2**62, ())
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+    build_model("pre_ln", n_layer=2, d_model=8, n_head=2, vocab_size=5)
+    assert torch.equal(torch.rand(3), expected)
 
 
 def test_rms_norm_equals_its_formula_and_computes_in_the_weights_precision():
