@@ -1,4 +1,8 @@
-"""Curves of recorded scalars over training: one line per run and scalar."""
+"""Curves of recorded scalars over training: one line per run and scalar.
+
+Rows that the store reduced stand for several points: the line is their mean, the band around it goes from their minimum to their maximum,
+so that a spike of one step is seen.
+"""
 
 from __future__ import annotations
 
@@ -60,11 +64,13 @@ def colors(runs: pd.DataFrame) -> dict[str, str]:
 def smooth(scalars: pd.DataFrame, weight: float) -> pd.DataFrame:
     """``scalars`` with a column ``smoothed``: the exponential moving average of ``value`` per run and scalar.
 
-    ``weight`` in [0, 1) is the share of the past. Values that are not finite are left out of the average and stay gaps.
+    ``weight`` in [0, 1) is the share of the past. Values that are not finite are left out of the average and stay gaps. Validation is
+    an average already, over many tokens at few steps: it stays as it is.
     """
     finite = scalars["value"].where(np.isfinite(scalars["value"]))
     average = finite.groupby([scalars["run_id"], scalars["name"]]).transform(lambda v: v.ewm(alpha=1 - weight, ignore_na=True).mean())
-    return scalars.assign(smoothed=average.where(finite.notna()))
+    validation = scalars["name"].str.startswith("val/")
+    return scalars.assign(smoothed=average.where(finite.notna()).where(~validation, scalars["value"]))
 
 
 def figure(
@@ -77,40 +83,35 @@ def figure(
     smoothing: float = 0.0,
     height: int = 460,
 ) -> go.Figure:
-    """Lines of ``scalars`` (run_id, name, step, tokens, wall_s, value), coloured by design; validation is dashed where both are shown.
+    """Lines of ``scalars`` (run_id, name, step, tokens, wall_s, value, and where reduced value_min, value_max, n), coloured by design.
 
-    ``x``: "step", "tokens" or "wall_s". ``smoothing`` in [0, 1) draws the moving average over the faint raw line, so that spikes and
-    gaps stay visible. At most MAX_TRACES lines are drawn; a note in the figure says how many were left out.
+    Validation is dotted where training is shown too. ``x``: "step", "tokens" or "wall_s". ``smoothing`` in [0, 1) draws the moving
+    average over the faint raw line, so that spikes and gaps stay visible. At most MAX_TRACES lines are drawn; a note in the figure says
+    how many were left out.
     """
-    drawn = smooth(scalars, smoothing) if smoothing > 0 else scalars
     text, hue, names = labels(runs), colors(runs), list(dict.fromkeys(scalars["name"]))
-    result = style.base_figure(height=height)
-    lines = [line for line in drawn.groupby(["run_id", "name"], sort=False)]
+    drawn = smooth(scalars, smoothing) if smoothing > 0 else scalars.assign(smoothed=scalars["value"])
     order = {run: i for i, run in enumerate(runs["run_id"])}
-    lines.sort(key=lambda line: (order.get(line[0][0], len(order)), names.index(line[0][1])))
+    lines = sorted(
+        drawn.groupby(["run_id", "name"], sort=False), key=lambda line: (order.get(line[0][0], len(order)), names.index(line[0][1]))
+    )
+    result = style.base_figure(height=height)
     for (run_id, name), points in lines[:MAX_TRACES]:
         points = points.sort_values("step", kind="stable")
-        validation = name.startswith("val/")
-        label = text.get(run_id, run_id) + (f" · {name}" if len(names) > 1 else "")
-        line = {"color": hue.get(run_id, palette.BASELINE), "width": 2, "dash": "dot" if validation and len(names) > 1 else "solid"}
-        if smoothing > 0:
-            result.add_scatter(
-                x=points[x],
-                y=points["value"],
-                mode="lines",
-                line={**line, "width": 1},
-                opacity=0.3,
-                hoverinfo="skip",
-                showlegend=False,
-                legendgroup=label,
-            )
+        label = text.get(run_id, run_id)
+        color = hue.get(run_id, palette.BASELINE)
+        if (smoothing > 0 and not name.startswith("val/")) or ("n" in points and (points["n"] > 1).any()):
+            _add_raw(result, points, x=x, color=color, group=run_id)
+        named = {trace.legendgroup for trace in result.data if trace.showlegend}
+        dotted = name.startswith("val/") and len(names) > 1
         result.add_scatter(
             x=points[x],
-            y=points["smoothed" if smoothing > 0 else "value"],
-            mode="lines+markers" if validation or len(points) < 3 else "lines",
+            y=points["smoothed"],
+            mode="lines+markers" if name.startswith("val/") or len(points) < 3 else "lines",
             name=label,
-            legendgroup=label,
-            line=line,
+            legendgroup=run_id,
+            showlegend=run_id not in named,
+            line={"color": color, "width": 2, "dash": "dot" if dotted else "solid"},
             marker={"size": 5},
             connectgaps=False,
             customdata=np.column_stack([points["step"], points["tokens"], points["wall_s"], points["value"]]),
@@ -118,17 +119,29 @@ def figure(
             f" · %{{customdata[2]:,.0f}} s<br>{run_id}<extra></extra>",
         )
     if len(lines) > MAX_TRACES:
-        result.add_annotation(
-            text=f"{MAX_TRACES} of {len(lines)} lines drawn", xref="paper", yref="paper", x=1, y=1.04, xanchor="right", showarrow=False
-        )
+        note = f"{MAX_TRACES} of {len(lines)} lines drawn"
+        result.add_annotation(text=note, xref="paper", yref="paper", x=1, y=1.04, xanchor="right", showarrow=False)
     result.update_layout(showlegend=True)
     result.update_xaxes(title_text=X_AXES[x] + (", log scale" if log_x else ""), type="log" if log_x else "linear")
     result.update_yaxes(title_text=_y_title(names) + (", log scale" if log_y else ""), type="log" if log_y else "linear")
     return result
 
 
+def _add_raw(result: go.Figure, points: pd.DataFrame, *, x: str, color: str, group: str) -> None:
+    """What lies behind a line, faint: the band of reduced points, or the recorded line behind a smoothed one."""
+    common = {"hoverinfo": "skip", "showlegend": False, "legendgroup": group}
+    if "n" in points and (points["n"] > 1).any():
+        band = points[np.isfinite(points["value_min"]) & np.isfinite(points["value_max"])]
+        edges = np.concatenate([band["value_max"], band["value_min"].iloc[::-1]])
+        around = np.concatenate([band[x], band[x].iloc[::-1]])
+        result.add_scatter(x=around, y=edges, mode="lines", line={"width": 0}, fill="toself", fillcolor=color, opacity=0.18, **common)
+    else:
+        result.add_scatter(x=points[x], y=points["value"], mode="lines", line={"color": color, "width": 1}, opacity=0.3, **common)
+
+
 def _y_title(names: list[str]) -> str:
     if len(names) == 1:
         return UNITS.get(names[0], names[0])
     kinds = {name.split("/")[-1] for name in names}
-    return UNITS.get(kinds.pop(), "value") if len(kinds) == 1 else "value"
+    unit = UNITS.get(kinds.pop(), "value") if len(kinds) == 1 else "value"
+    return unit + (", validation dotted" if any(n.startswith("val/") for n in names) else "")

@@ -16,13 +16,13 @@ MAX_PANELS = 4
 MAX_STEPS = 400
 QUANTILES = (0.01, 0.99)
 SITES = {"block_out": "block output", "attn_branch": "attention branch", "ffn_branch": "feed-forward branch"}
-METRICS = {
-    "mean": "mean",
-    "variance": "variance",
-    "magnitude": "mean absolute value",
+METRICS = {  # the most telling first
     "norm": "L2 norm",
     "residual_norm": "residual norm ‖z‖ / √width",
     "cosine_drift": "cosine drift 1 − cos(z_l, z_l+1)",
+    "variance": "variance",
+    "magnitude": "mean absolute value",
+    "mean": "mean",
     "skip_delta": "loss with the block skipped − loss (nats)",
 }
 
@@ -51,6 +51,16 @@ def reduce_steps(stats: pd.DataFrame, limit: int = MAX_STEPS) -> pd.DataFrame:
         score = np.where(finite, np.abs(block - median), np.inf).max(axis=1)
         kept.append(steps[rows[int(score.argmax())]])
     return stats[stats["step"].isin(kept)]
+
+
+def extremes(stats: pd.DataFrame) -> pd.DataFrame:
+    """Rows that the store reduced (columns value, value_min, value_max, n, n_finite) with the value farthest from their mean as ``value``.
+
+    A row of one step keeps its value. A row over several steps of which one is not finite is NaN: it must be seen.
+    """
+    upper = stats["value_max"] - stats["value"] >= stats["value"] - stats["value_min"]
+    farthest = stats["value_max"].where(upper, stats["value_min"]).where(stats["n_finite"] == stats["n"])
+    return stats.assign(value=stats["value"].where(stats["n"] == 1, farthest))
 
 
 def can_log(values: pd.Series) -> bool:
@@ -110,7 +120,7 @@ def heatmap(
         if mark and run in mark:
             result.add_vline(x=mark[run], line={"color": "rgba(255,255,255,0.85)", "width": 1.5, "dash": "dot"}, **where)
     scale = palette.DIVERGING if signed else palette.SEQUENTIAL
-    bar = {"title": {"text": name, "side": "right"}, "thickness": 14, "outlinewidth": 0}
+    bar = {"title": {"text": name, "side": "right"}, "thickness": 14, "outlinewidth": 0, "len": 1, "y": 0.5, "yanchor": "middle", "ypad": 0}
     if log:
         ticks = _log_ticks(low, high)
         bar |= {"tickvals": np.log10(ticks), "ticktext": [f"{t:.3g}" for t in ticks]}
@@ -205,11 +215,11 @@ def profile(
 
 
 def _log_ticks(low: float, high: float) -> np.ndarray:
-    """Round values between 10**low and 10**high: decades where there are enough, else 1-2-5 steps."""
-    decades = 10.0 ** np.arange(np.floor(low), np.ceil(high) + 1)
-    if high - low < 2.5:
-        decades = np.sort(np.concatenate([decades, 2 * decades, 5 * decades]))
-    inside = decades[(np.log10(decades) >= low - 1e-9) & (np.log10(decades) <= high + 1e-9)]
+    """Round values between 10**low and 10**high, the more per decade the fewer decades there are."""
+    span = high - low
+    per_decade = [1] if span > 3 else [1, 2, 5] if span > 1 else [1, 1.5, 2, 3, 4, 5, 7]
+    ticks = np.concatenate([np.array(per_decade) * 10.0**k for k in np.arange(np.floor(low), np.ceil(high) + 1)])
+    inside = ticks[(np.log10(ticks) >= low - 1e-9) & (np.log10(ticks) <= high + 1e-9)]
     return inside if len(inside) >= 2 else 10.0 ** np.array([low, high])
 
 

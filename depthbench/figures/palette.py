@@ -1,7 +1,7 @@
 """One colour and one marker per design, the same in every figure, and colours for run status.
 
 The ten colours were searched, within a hue range per family, for the largest smallest distance (CIEDE2000) between any two as seen
-with normal, protan and deutan vision (Machado et al. 2009), at a contrast of at least 2.2 on white and 2.9 on near-black. Related
+with normal, protan and deutan vision (Machado et al. 2009), at a contrast of at least 2.2 on white and 2.8 on near-black. Related
 designs share a hue: hyper-connections are blue, attention residuals orange, normalisation variants green. The marker is a
 second channel that needs no colour at all.
 """

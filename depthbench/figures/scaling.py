@@ -16,14 +16,14 @@ from depthbench.resources import resource
 
 # Besides size, budget and corpus: what must be equal for two losses to be compared, and how it is written.
 RECIPE = {
-    "tokens_planned": lambda v: f"{style.human(v)} tokens",
-    "batch_tokens": lambda v: f"batch {style.human(v)}",
+    "tokens_planned": lambda v: f"{v:,.0f} tokens",
+    "batch_tokens": lambda v: f"batch {v:,.0f}",
     "seq_len": lambda v: f"length {v:.0f}",
     "precision": str,
     "tokenizer": str,
-    "corpus_fingerprint": lambda v: f"data {str(v)[:8]}",
+    "corpus_fingerprint": lambda v: f"data {str(v)[:12]}",
 }
-LOSSES = {"best": "best_val_loss", "last": "last_val_loss"}
+LOSSES = {"best": "val_loss_best", "last": "val_loss"}
 RATIO_AXIS = "aspect ratio d_model / n_layer, log scale (wide and shallow to the right)"
 BASE_TOLERANCE = 1.15  # a point counts as the base shape when its ratio is within 15 % of the one asked for
 _SHAPE = ["arch", "n_layer", "d_model"]
@@ -126,7 +126,7 @@ def figure(frame: pd.DataFrame, *, paper: pd.DataFrame | None = None, loss: str 
     for arch, line in frame.groupby("arch", sort=True):
         _add_line(result, str(arch), line.sort_values("ratio"), y)
     for arch, line in [] if paper is None else paper.groupby("arch", sort=False):
-        _add_paper_line(result, str(arch), line.sort_values("ratio"))
+        _add_paper_line(result, str(arch), line.sort_values("ratio"), ours=arch in set(frame["arch"]))
     if delta:
         result.add_hline(y=0, line={"color": style.AXIS, "width": 1, "dash": "dot"})
     ratios = pd.concat([f["ratio"] for f in (frame, paper) if f is not None and len(f)] or [pd.Series(dtype=float)]).astype(float)
@@ -161,18 +161,18 @@ def _add_line(result: go.Figure, arch: str, line: pd.DataFrame, y: str) -> None:
     )
 
 
-def _add_paper_line(result: go.Figure, arch: str, line: pd.DataFrame) -> None:
+def _add_paper_line(result: go.Figure, arch: str, line: pd.DataFrame, *, ours: bool) -> None:
+    """The paper's line of a design, stronger where there is one of our own to compare it with."""
     result.add_scatter(
         x=line["ratio"],
         y=line["delta"],
         mode="lines+markers",
-        name=f"{arch}, 400M reference",
-        legendgroup="reference",
-        line={"color": palette.color(arch), "width": 1.3, "dash": "dash"},
+        name=f"{arch}, paper 400M",
+        line={"color": palette.color(arch), "width": 1.6 if ours else 1, "dash": "dash"},
         marker={"symbol": palette.symbol(arch) + "-open", "size": 7},
-        opacity=0.75,
+        opacity=0.9 if ours else 0.4,
         customdata=np.column_stack([line["n_layer"], line["loss"]]),
-        hovertemplate=f"<b>{arch}, reference</b> (400M, FineWeb-Edu) · ratio %{{x:.4g}}, %{{customdata[0]:.0f}} layers"
+        hovertemplate=f"<b>{arch}, paper</b> (400M, FineWeb-Edu) · ratio %{{x:.4g}}, %{{customdata[0]:.0f}} layers"
         "<br>difference %{y:+.4f}<extra></extra>",
     )
 

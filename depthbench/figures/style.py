@@ -49,13 +49,6 @@ def axis_style() -> dict:
         "ticks": "outside",
         "tickcolor": AXIS,
         "ticklen": 4,
-        "title": {"standoff": 10},
+        "title": {"standoff": 12},
+        "automargin": True,
     }
-
-
-def human(number: float) -> str:
-    """A count in short form: 1234 -> "1.23k", 2_000_000 -> "2M"."""
-    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if abs(number) >= size:
-            return f"{number / size:.3g}{unit}"
-    return f"{number:.4g}"

@@ -47,7 +47,9 @@ def test_validation_is_dotted_beside_training_and_solid_alone():
     val = scalars("a", [5, 4], "val/loss")
     both = curves.figure(pd.concat([scalars("a", [5, 4, 3]), val]), TWO)
     assert [trace.line.dash for trace in both.data] == ["solid", "dot"]
-    assert both.layout.yaxis.title.text == "loss (nats per token)"
+    assert [trace.showlegend for trace in both.data] == [True, False]  # one entry a run, which toggles both
+    assert len({trace.legendgroup for trace in both.data}) == 1
+    assert both.layout.yaxis.title.text == "loss (nats per token), validation dotted"
     assert curves.figure(val, TWO).data[0].line.dash == "solid"
 
 
@@ -72,6 +74,20 @@ def test_smoothing_does_not_leak_between_runs_and_keeps_the_spike_in_sight():
     raw_a, smooth_a, _, smooth_b = figure.data
     assert max(raw_a.y) == 50 and max(smooth_a.y) < 30
     assert list(smooth_b.y) == [7.0, 7.0]
+
+
+def test_validation_is_never_smoothed():
+    figure = curves.figure(scalars("a", [5.0, 4.0, 3.0], "val/loss"), TWO, smoothing=0.9)
+    assert [list(trace.y) for trace in figure.data] == [[5.0, 4.0, 3.0]]
+
+
+def test_points_reduced_by_the_store_have_a_band_that_shows_the_spike():
+    reduced = scalars("a", [2.0, 3.0, 2.0]).assign(value_min=[1.0, 1.0, 1.0], value_max=[3.0, 90.0, 3.0], n=5, n_finite=5)
+    band, line = curves.figure(reduced, TWO).data
+    assert list(line.y) == [2.0, 3.0, 2.0]
+    assert list(band.x) == [1, 2, 3, 3, 2, 1]
+    assert list(band.y) == [3.0, 90.0, 3.0, 1.0, 1.0, 1.0]
+    assert len(curves.figure(reduced.assign(n=1), TWO).data) == 1
 
 
 def test_labels_say_only_what_differs():

@@ -101,6 +101,19 @@ def test_a_spike_and_a_nan_survive_the_reduction_of_steps():
     assert layers.reduce_steps(frame, limit=1000) is frame
 
 
+def test_rows_reduced_by_the_store_show_their_extreme():
+    reduced = pd.DataFrame(
+        {
+            "value": [2.0, 2.0, np.inf, 2.0],
+            "value_min": [1.0, -9.0, np.nan, 1.0],
+            "value_max": [9.0, 3.0, np.nan, 9.0],
+            "n": [4, 4, 1, 4],
+            "n_finite": [4, 4, 0, 3],
+        }
+    )
+    np.testing.assert_array_equal(layers.extremes(reduced)["value"], [9.0, -9.0, np.inf, np.nan])
+
+
 def test_the_panels_are_capped():
     figure = draw({str(i): stats() for i in range(layers.MAX_PANELS + 2)})
     assert len(figure.data) == layers.MAX_PANELS

@@ -21,8 +21,8 @@ def run(arch="pre_ln", n_layer=4, d_model=128, lr=1e-3, seed=0, loss=3.0, **more
         "seed": seed,
         "status": "finished",
         "created_at": pd.Timestamp("2026-01-01"),
-        "best_val_loss": loss,
-        "last_val_loss": loss + 0.1,
+        "val_loss_best": loss,
+        "val_loss": loss + 0.1,
         "tokens_planned": 1_000_000,
         "tokens_done": 1_000_000,
         "batch_tokens": 1024,
@@ -89,8 +89,10 @@ def test_a_run_is_complete_when_it_saw_its_planned_tokens():
 def test_recipes_differ_exactly_where_the_recipe_does():
     frame = pd.DataFrame([run(), run(seed=1), run(tokens_planned=2_000_000), run(seq_len=128)])
     texts = list(scaling.recipes(frame))
-    assert texts == ["1M tokens · length 256", "1M tokens · length 256", "2M tokens · length 256", "1M tokens · length 128"]
-    assert list(scaling.recipes(frame.iloc[:2])) == ["1M tokens"] * 2
+    assert texts[0] == texts[1] == "1,000,000 tokens · length 256"
+    assert texts[2:] == ["2,000,000 tokens · length 256", "1,000,000 tokens · length 128"]
+    assert list(scaling.recipes(frame.iloc[:2])) == ["1,000,000 tokens"] * 2
+    assert scaling.recipes(pd.DataFrame([run(), run(tokens_planned=1_000_001)])).nunique() == 2
 
 
 def test_deltas_are_taken_from_each_designs_own_base_shape():

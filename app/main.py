@@ -1,0 +1,36 @@
+"""The dashboard's router: `depthbench app`, or `streamlit run app/main.py -- --runs DIR`.
+
+Every file in pages/ is a page. It says where it belongs in a literal ``PAGE = {"title", "icon", "order"}``, so a new page is one new file.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import streamlit as st
+from parts import data
+
+HERE = Path(__file__).parent
+
+
+def pages() -> list[tuple[int, st.Page]]:
+    """The pages of pages/ in their order; PAGE is read without running the page."""
+    found = []
+    for path in (HERE / "pages").glob("[!_]*.py"):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "PAGE":
+                page = ast.literal_eval(node.value)
+                found.append((page["order"], path, page))
+    ordered = sorted(found, key=lambda entry: entry[0])
+    return [
+        st.Page(path, title=page["title"], icon=page["icon"], url_path=path.stem, default=i == 0)
+        for i, (_, path, page) in enumerate(ordered)
+    ]
+
+
+st.set_page_config(page_title="DepthBench", page_icon=HERE / "icon.png", layout="wide")
+st.logo(HERE / "logo.svg", size="large")
+page = st.navigation(pages())
+st.sidebar.caption(f"runs folder `{data.runs_dir()}`")
+page.run()

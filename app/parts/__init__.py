@@ -1,0 +1,1 @@
+"""What the pages share: cached queries (data), controls that the URL restores (controls), messages and downloads (view)."""
