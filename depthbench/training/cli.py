@@ -44,12 +44,20 @@ COUNT = re.compile(r"([0-9.]+(?:e[+-]?[0-9]+)?)\s*([kmbt]?)", re.IGNORECASE)
 MULTIPLIER = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 
 
-def token_count(text: str | int | float) -> int:
-    """A number of tokens: ``2000000``, ``2e6``, ``2M`` or ``8B``."""
-    match = COUNT.fullmatch(str(text).strip().replace("_", ""))
-    if match is None:
-        raise ValueError(f"'{text}' is not a number of tokens: write 2000000, 2e6 or 2M")
-    return round(float(match[1]) * MULTIPLIER[match[2].lower()])
+class TokenCount:
+    """Reads a number of tokens: ``2000000``, ``2e6``, ``2M`` or ``8B``. An object, so that ``--help`` can say what it is."""
+
+    def __call__(self, text: str | int | float) -> int:
+        match = COUNT.fullmatch(str(text).strip().replace("_", ""))
+        if match is None:
+            raise ValueError(f"'{text}' is not a number of tokens: write 2000000, 2e6 or 2M")
+        return round(float(match[1]) * MULTIPLIER[match[2].lower()])
+
+    def __repr__(self) -> str:
+        return "number, as 2M"
+
+
+token_count = TokenCount()
 
 
 HELP = {
@@ -112,7 +120,7 @@ class ExperimentCLI(LightningCLI):
             save_config_callback=None,
             auto_configure_optimizers=False,
             parser_class=OneLineErrors,
-            parser_kwargs={"prog": "depthbench fit", "description": "Train one run and record it."},
+            parser_kwargs={"prog": "depthbench fit", "description": "Train one run and record it. Keys may be written with dashes too: --seq-len."},
         )
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
