@@ -28,14 +28,14 @@ _TYPES = {
 }
 _TYPE_OF = {name: sql_type for sql_type, names in _TYPES.items() for name in names.split()}
 
-# The order matters to the writer: an attempt and the run's row are on disk before any row that belongs to them.
+# The order matters to the writer: a folder with any row has a run's row, and an attempt is known before the rows that belong to it.
 _COLUMNS = {
-    "attempts": "attempt resumed_from_step started_at ended_at host device git_commit",
     "run": """
         run_id suite attempt status created_at updated_at arch size budget ratio ratio_requested
         n_layer d_model n_head n_kv_head head_dim d_ff vocab_size params_total params_backbone params_extra budget_params
         seq_len batch_tokens tokens_planned lr seed corpus corpus_fingerprint tokenizer precision device n_device
         git_commit version config schema_version""",
+    "attempts": "attempt resumed_from_step started_at ended_at host device git_commit",
     "scalars": "attempt step tokens wall_s name value",
     "layer_stats": "attempt step tokens layer site direction metric value",
     "probes": "attempt step tokens probe metric i j value n_tokens rule status note",
