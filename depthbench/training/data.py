@@ -19,6 +19,7 @@ import torch
 from torch.utils.data import DataLoader, Sampler, Subset
 
 from depthbench.corpora import BlockDataset
+from depthbench.errors import UserError
 
 
 def corpus_pass(chunk_sizes: Sequence[int], *, seed: int, index: int) -> np.ndarray:
@@ -65,6 +66,12 @@ class StepSampler(Sampler[list[int]]):
 
 class BlockLoader(DataLoader):
     """A DataLoader that Lightning may resume in the middle: its position is the trainer's step, so it has no state of its own."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        try:
+            yield from super().__iter__()
+        except UserError as error:  # from a loader process torch hands it over with that process's traceback in front
+            raise UserError(str(error).rpartition("UserError: ")[2].strip()) from None
 
     def state_dict(self) -> dict:
         return {}

@@ -4,7 +4,8 @@ from collections import Counter
 
 import pytest
 
-from depthbench.training.data import StepSampler, corpus_pass
+from depthbench.errors import UserError
+from depthbench.training.data import BlockLoader, CorpusDataModule, StepSampler, corpus_pass
 
 CHUNKS = [7, 5, 7, 2]  # 21 blocks
 BLOCKS = sum(CHUNKS)
@@ -62,3 +63,29 @@ def test_resuming_at_a_step_goes_on_with_the_same_sequences():
     resumed.start_step = 9
     assert list(resumed) == list(sampler(accumulation=2))[18:]
     assert len(resumed) == len(sampler(accumulation=2)) == 28
+
+
+def batches(corpus, workers, steps=6):
+    module = CorpusDataModule(corpus, seed=3, steps=steps, micro_batch=4, accumulation=1, val_blocks=8, workers=workers)
+    return [batch.tolist() for batch in module.train_dataloader()]
+
+
+def test_loader_processes_change_nothing(tiny_corpus):
+    here = batches(tiny_corpus, workers=0)
+    assert len(here) == 6 and len(here[0]) == 4 and len(here[0][0]) == 129
+    assert batches(tiny_corpus, workers=2) == here
+
+
+class Broken:
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        raise UserError("chunk 7 is damaged: prepare the corpus again")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_damaged_chunk_is_one_line_from_a_loader_process_too(workers):
+    with pytest.raises(UserError) as error:
+        list(BlockLoader(Broken(), num_workers=workers))
+    assert str(error.value) == "chunk 7 is damaged: prepare the corpus again"
