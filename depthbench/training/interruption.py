@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 import lightning as L
@@ -18,9 +19,10 @@ class Interrupted(Exception):
 
 
 class Interruption(L.Callback):
-    """Turns SIGINT and SIGTERM into an orderly end: at the end of the optimizer step, or of the validation batch, in progress.
+    """Turns SIGINT and SIGTERM into an orderly end: after the optimizer step, or the validation, that is in progress.
 
-    A second Ctrl-C ends at once. Lightning's own handlers would leave with exit code 0 or 1 and nothing saved.
+    A validation is finished because its checkpoint is only written then. A second Ctrl-C ends at once. Lightning's own handlers would
+    leave with exit code 0 or 1 and nothing saved.
     """
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -37,16 +39,18 @@ class Interruption(L.Callback):
         if self.received is not None and signum == signal.SIGINT:
             raise KeyboardInterrupt
         self.received = signum
+        # Not print(): a handler may run in the middle of another print, and buffered streams refuse that.
+        os.write(2, b"\nStopping after this step (Ctrl-C again: at once) ...\n")
+
+    def on_train_batch_start(self, trainer, module, batch, batch_idx) -> None:
+        if self.received is not None and checkpoints.path(self.folder, trainer.global_step).exists():
+            raise Interrupted(self.received)
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx) -> None:
-        if self.received is None or trainer.fit_loop._should_accumulate():
-            return
+        if self.received is None or trainer.should_stop or trainer.fit_loop._should_accumulate():
+            return  # a run at its last step is let finish
         trainer.save_checkpoint(checkpoints.path(self.folder, trainer.global_step))
         raise Interrupted(self.received)
-
-    def on_validation_batch_end(self, trainer, module, outputs, batch, batch_idx, dataloader_idx=0) -> None:
-        if self.received is not None:
-            raise Interrupted(self.received)
 
     def on_train_end(self, trainer, module) -> None:
         self._restore()
