@@ -1,12 +1,13 @@
 """What recording costs: `python benchmarks/recording.py`.
 
 The store: how long `add` and `flush` keep the training thread, how much longer a step takes while a flush is under way, and what a
-flush costs against opening, inserting into and closing a DuckDB file.
+flush costs against opening, inserting into and closing a DuckDB file; and how long 500 sealed runs take to list.
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
 import tempfile
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import duckdb
 import numpy as np
 
 from depthbench.store.folder import SEGMENTS, Segment
+from depthbench.store.reader import Store
 from depthbench.store.schema import TABLES
 from depthbench.store.segments import columnar, write_segment
 from depthbench.store.sources import connect
@@ -102,14 +104,32 @@ def blocking(folder: Path, n_rows: int, times: int) -> None:
     print(f"blocked by the flush, difference of the medians: {np.median(beside) - np.median(alone):.3f} ms")
 
 
+def listing(runs_dir: Path, n_runs: int) -> None:
+    """The list of runs in a new process's store, then again in the same one; and without the summaries kept beside sealed files."""
+    scalars = [{"step": n, "tokens": n, "name": name, "value": 3.0} for name in ("train/loss", "val/loss") for n in range(1000)]
+    with RunWriter(runs_dir / "run-0", {"arch": "pre_ln", "config": "x" * 5000}) as writer:
+        writer.add("scalars", scalars)
+        writer.add("layer_stats", layer_rows(0, 20_000))
+    for n in range(1, n_runs):
+        shutil.copytree(runs_dir / "run-0", runs_dir / f"run-{n}")
+    store = Store(runs_dir)
+    report(f"list {n_runs} sealed runs, first time", milliseconds(store.runs, 1))
+    report(f"list {n_runs} sealed runs, again", milliseconds(store.runs, 5))
+    for summary in runs_dir.glob("*/.summary-*"):
+        summary.unlink()
+    report(f"list {n_runs} sealed runs, no summaries", milliseconds(Store(runs_dir).runs, 1))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=3200)
     parser.add_argument("--times", type=int, default=200)
+    parser.add_argument("--runs", type=int, default=500)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=".") as place:
         flush_against_insert(Path(place) / "cost", args.rows, args.times)
         blocking(Path(place) / "blocking", args.rows, args.times)
+        listing(Path(place) / "runs", args.runs)
 
 
 if __name__ == "__main__":

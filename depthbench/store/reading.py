@@ -56,12 +56,14 @@ class Reading:
             batch = folders[start : start + _BATCH]
             try:
                 answers.append(self.ask(batch, question))
-            except UserError:  # one bad run must not hide the others of its batch
-                for folder in batch:
-                    try:
-                        answers.append(self.ask([folder], question))
-                    except UserError as error:
-                        problems[folder] = error
+            except UserError as error:
+                if len(batch) == 1:
+                    problems[batch[0]] = error
+                    continue
+                for folder in batch:  # one bad run must not hide the others of its batch
+                    more_answers, more_problems = self.ask_all([folder], question)
+                    answers += more_answers
+                    problems |= more_problems
         return answers, problems
 
     @contextmanager
