@@ -10,11 +10,13 @@ Nothing is attached on a step that is not sampled.
 from __future__ import annotations
 
 from contextlib import ExitStack
+from typing import NamedTuple
 
 import lightning as L
 import torch
 
 from depthbench.nn.model import LanguageModel
+from depthbench.residuals.base import map_tensors
 
 # Sums kept per (layer, site, direction), and for block_out forward the two token-wise ones.
 MOMENTS = ("count", "sum", "sum_of_squares", "sum_of_magnitudes")
@@ -73,7 +75,8 @@ class LayerStatistics(L.Callback):
 
     def __init__(self, sink, *, every_n_steps: int, tokens_per_step: int, last_step: int):
         self.sink, self.every_n_steps, self.tokens_per_step, self.last_step = sink, every_n_steps, tokens_per_step, last_step
-        self._sums: StepSums | None = None
+        self._sums: StepSums | None = None  # only while a sampled step is under way
+        self._observer: Observer | None = None
         self._attached = ExitStack()
 
     def sampled(self, step: int) -> bool:
@@ -85,11 +88,16 @@ class LayerStatistics(L.Callback):
             return
         if self._sums is None:
             self._sums = StepSums()
-        self._attached.enter_context(module.model.taps(Observer(module.model, self._sums, trainer.world_size)))
+        self._observer = Observer(module.model, self._sums, trainer.world_size)
+        self._attached.enter_context(module.model.taps(self._observer))
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx) -> None:
+        if self._sums is None:
+            return
         self._attached.close()
-        if self._sums is None or not self.sampled(trainer.global_step) or trainer.fit_loop._should_accumulate():
+        self._observer.finish()
+        self._observer = None
+        if trainer.fit_loop._should_accumulate():
             return
         sums, self._sums = self._sums, None
         sums.reduce(trainer.strategy)
@@ -107,6 +115,7 @@ class Observer:
     def __init__(self, model: LanguageModel, sums: StepSums, world_size: int):
         self.model, self.sums, self.world_size = model, sums, world_size
         self._before: torch.Tensor | None = None
+        self._watched: list[tuple[int, NamedTuple, dict[int, torch.Tensor]]] = []
 
     def __call__(self, name: str, sublayer: int, value) -> None:
         block, feed_forward = divmod(sublayer, 2)
@@ -135,16 +144,18 @@ class Observer:
             value.register_hook(lambda gradient: self.sums.add((*site, "backward"), gradient / self.world_size))
 
     def _watch_state_gradient(self, block: int, state) -> None:
-        """The gradient on a depth state is the depth state of the gradients: both are the same linear selection of the state."""
-        gradients: dict[str, torch.Tensor] = {}
-        names = [name for name, tensor in state._asdict().items() if torch.is_tensor(tensor) and tensor.requires_grad]
+        gradients: dict[int, torch.Tensor] = {}
 
-        def collect(name: str, gradient: torch.Tensor) -> None:
-            gradients[name] = gradient
-            if len(gradients) == len(names):
-                of_gradients = state._replace(**gradients)
-                depth = self.model.residual.depth_state(of_gradients, block=block + 1)
-                self.sums.add((block, "block_out", "backward"), depth / self.world_size)
+        def watch(tensor: torch.Tensor) -> torch.Tensor:
+            if tensor.requires_grad:
+                tensor.register_hook(lambda gradient, key=id(tensor): gradients.update({key: gradient}))
+            return tensor
 
-        for name in names:
-            getattr(state, name).register_hook(lambda gradient, name=name: collect(name, gradient))
+        self._watched.append((block, map_tensors(watch, state), gradients))
+
+    def finish(self) -> None:
+        """After backward: the gradient on each depth state, from those on the tensors of its state (zero where nothing reads one)."""
+        for block, state, gradients in self._watched:
+            arrived = map_tensors(lambda tensor, known=gradients: known[id(tensor)] if id(tensor) in known else torch.zeros_like(tensor), state)
+            depth_gradient = self.model.residual.depth_gradient(arrived, block=block + 1)
+            self.sums.add((block, "block_out", "backward"), depth_gradient / self.world_size)

@@ -10,6 +10,8 @@ from depthbench import build_model, recipes
 from depthbench.training.layer_stats import LayerStatistics
 from depthbench.training.module import LanguageModelingModule
 from depthbench.training.skip_ablation import skip_deltas
+from tests.residuals.naive_full_attnres import NaiveFullAttnRes
+from tests.residuals.naive_moda import NaiveMoDA
 
 LAYERS, VOCAB, T = 3, 40, 8
 
@@ -76,6 +78,16 @@ def test_every_value_against_autograd(model, blocks):
     assert recorded.keys() == expected.keys()
     for key, value in expected.items():
         assert recorded[key] == pytest.approx(value, rel=1e-4, abs=1e-9), key
+
+
+@pytest.mark.parametrize("design", [NaiveFullAttnRes, NaiveMoDA])
+def test_designs_whose_state_is_no_single_tensor(design, blocks):
+    model = build_model(design, n_layer=LAYERS, d_model=16, n_head=2, vocab_size=VOCAB)
+    recorded = record(model, blocks, micro_batch=4)
+    for layer in range(LAYERS):
+        for site in ("block_out", "attn_branch", "ffn_branch"):
+            for direction in ("forward", "backward"):
+                assert recorded[1, layer, site, direction, "norm"] > 0
 
 
 def test_micro_batches_do_not_change_the_statistics(blocks):
