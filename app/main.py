@@ -14,7 +14,7 @@ from parts import data
 HERE = Path(__file__).parent
 
 
-def pages() -> list[tuple[int, st.Page]]:
+def pages() -> list[st.Page]:
     """The pages of pages/ in their order; PAGE is read without running the page."""
     found = []
     for path in (HERE / "pages").glob("[!_]*.py"):
@@ -32,5 +32,5 @@ def pages() -> list[tuple[int, st.Page]]:
 st.set_page_config(page_title="DepthBench", page_icon=HERE / "icon.png", layout="wide")
 st.logo(HERE / "logo.svg", size="large")
 page = st.navigation(pages())
-st.sidebar.caption(f"runs folder `{data.runs_dir()}`")
+st.sidebar.caption(f"runs folder `{data.runs_dir().name}`", help=f"`{data.runs_dir().absolute()}`")
 page.run()

@@ -38,7 +38,7 @@ def pick_runs(runs: pd.DataFrame) -> list[str]:
 def pick_statistic(keys: pd.DataFrame) -> tuple[str, str, str]:
     """Metric, site and direction, each among what the runs recorded."""
     chosen = []
-    for box, column in zip(st.columns([2, 2, 1], vertical_alignment="bottom"), ["metric", "site", "direction"], strict=True):
+    for box, column in zip(st.columns([3, 3, 2], vertical_alignment="bottom"), ["metric", "site", "direction"], strict=True):
         known = {"metric": layers.METRICS, "site": layers.SITES}.get(column, {"forward": "forward", "backward": "backward"})
         present = sorted(keys[column].unique(), key=lambda v, known=known: list(known).index(v) if v in known else len(known))
         widget = st.selectbox if column != "direction" else st.segmented_control
@@ -106,7 +106,8 @@ def panel() -> None:
         view.chart(layers.heatmap(panels, depths, name=title, x=over, log=log, relative=relative, mark=mark), key="heatmap")
     colors = {labels[run]: color for run, color in curves.colors(by_id.reset_index()).items()}
     view.chart(layers.profile(profiles, depths, colors, name=title, log=log, relative=relative), key="profile")
-    view.note_and_csv(notes(panels), pd.concat(stats.assign(run=label) for label, stats in panels.items()), "layers")
+    everything = pd.concat(panels[labels[run]].assign(run_id=run) for run in chosen if labels[run] in panels)
+    view.note_and_csv(notes(panels), everything, "layers")
 
 
 panel()

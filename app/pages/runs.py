@@ -16,8 +16,8 @@ STATUSES = ["running", "finished", "interrupted", "stale", "failed", "diverged"]
 HIDDEN_BY_DEFAULT = {"failed", "diverged"}
 MAX_ROWS = 500
 SHOWN_UNASKED = 6
-LOSSES = {"loss, training and validation": ["train/loss", "val/loss"], "train/loss": ["train/loss"], "val/loss": ["val/loss"]}
-X_AXES = {"step": "step", "tokens": "tokens", "wall seconds": "wall_s"}
+LOSSES = {"training and validation loss": ["train/loss", "val/loss"], "train/loss": ["train/loss"], "val/loss": ["val/loss"]}
+X_AXES = {"step": "step", "tokens": "tokens", "wall time": "wall_s"}
 COLUMNS = {
     "run_id": st.column_config.TextColumn("Run", width=300, pinned=True),
     "status": st.column_config.MultiselectColumn(
@@ -36,6 +36,11 @@ COLUMNS = {
     "lr": st.column_config.NumberColumn("Peak LR", format="%.3g"),
     "seed": st.column_config.NumberColumn("Seed", format="%d"),
     "tokens_per_s": st.column_config.NumberColumn("Tokens/s", format="compact"),
+    "params_total": st.column_config.NumberColumn("Parameters", format="compact"),
+    "tokens_done": st.column_config.NumberColumn("Tokens", format="compact"),
+    "tokens_planned": st.column_config.NumberColumn("Planned", format="compact", help="tokens"),
+    "corpus": st.column_config.TextColumn("Corpus"),
+    "device": st.column_config.TextColumn("Device"),
     "created_at": st.column_config.DatetimeColumn("Started (UTC)", format="YYYY-MM-DD HH:mm"),
 }
 
@@ -50,7 +55,7 @@ def filter_controls(runs: pd.DataFrame) -> dict[str, list[str]]:
         wanted = {"status": controls.many(st.pills, "Status", STATUSES, key="status", default=default, selection_mode="multi")}
         for column, label in {"arch": "Design", "size": "Size", "ratio": "Ratio", "seed": "Seed"}.items():
             options = as_text(runs[column].dropna().sort_values()).unique()
-            wanted[column] = controls.many(st.multiselect, label, options, key=column, placeholder="all")
+            wanted[column] = controls.many(st.multiselect, label, options, key=f"{column}s", placeholder="all")
     return wanted | {"words": words.lower().split()}
 
 
@@ -81,13 +86,13 @@ def table(runs: pd.DataFrame) -> list[str]:
     shown = runs.head(MAX_ROWS)
     progress = (100 * shown["tokens_done"] / shown["tokens_planned"]).clip(0, 100)
     shape = [f"{n:.0f} × {d:.0f}" if pd.notna(n) and pd.notna(d) else "" for n, d in zip(shown["n_layer"], shown["d_model"], strict=True)]
-    rows = shown.assign(status=[[s] for s in shown["status"]], progress=progress, shape=shape)[list(COLUMNS)]
+    rows = shown.assign(progress=progress, shape=shape)[list(COLUMNS)]
     ids = list(shown["run_id"])
     # The widget knows rows, not runs: another list of runs is another widget, and starts from what was picked before.
     key = "table-" + hashlib.sha256("\n".join(ids).encode()).hexdigest()[:12]
     picked = [run for run in controls.kept("selected") if run in ids]
     state = st.dataframe(
-        rows,
+        rows.assign(status=[[status] for status in rows["status"]]),  # a list of one: that is how a cell becomes a coloured label
         key=key,
         hide_index=True,
         column_config=COLUMNS,
@@ -100,7 +105,7 @@ def table(runs: pd.DataFrame) -> list[str]:
     picked = [ids[row] for row in state["selection"]["rows"] if row < len(ids)]
     controls.keep("selected", picked)
     more = f" The first {MAX_ROWS} are listed: narrow the filters to see others." if len(runs) > MAX_ROWS else ""
-    view.note_and_csv(f"{len(runs)} runs pass the filters, {len(picked) or 'none'} ticked.{more}", shown, "runs")
+    view.note_and_csv(f"Runs that pass the filters: {len(runs)}, ticked: {len(picked)}.{more}", rows, "runs")
     return picked
 
 
@@ -113,13 +118,10 @@ def loss_curves(runs: pd.DataFrame, picked: list[str]) -> None:
         return
     with view.guarded():
         names = [n for n in data.scalar_names(list(drawn["run_id"])) if n not in ("train/loss", "val/loss")]
-    left, middle, right = st.columns([3, 3, 4], vertical_alignment="bottom")
-    with left:
-        scalar = controls.one(st.selectbox, "Curve", [*LOSSES, *names], key="curve")
-    with middle:
+    with st.container(horizontal=True, vertical_alignment="bottom", gap="small"):
+        scalar = controls.one(st.selectbox, "Curve", [*LOSSES, *names], key="curve", width=220)
         x = controls.one(st.segmented_control, "Against", X_AXES, key="x")
-    with right, st.container(horizontal=True, vertical_alignment="bottom", gap="medium"):
-        smoothing = controls.one(st.select_slider, "Smoothing", [0, 0.5, 0.8, 0.9, 0.95, 0.98], key="smooth", width=180)
+        smoothing = controls.one(st.select_slider, "Smoothing", [0, 0.5, 0.8, 0.9, 0.95, 0.98], key="smooth", width=140)
         log_x = controls.switch("log x", key="logx")
         log_y = controls.switch("log y", key="logy")
     with view.guarded():
@@ -128,11 +130,12 @@ def loss_curves(runs: pd.DataFrame, picked: list[str]) -> None:
         st.info("Nothing recorded yet for this curve.")
         return
     view.chart(curves.figure(scalars, drawn, x=X_AXES[x], log_x=log_x, log_y=log_y, smoothing=smoothing), key="curves")
+    note = ""
     if len(chosen) > len(drawn):
         note = f"The first {len(drawn)} of {len(chosen)} ticked runs are drawn."
-    else:
-        note = "" if picked else f"The newest {len(drawn)} are drawn: tick rows of the table to choose."
-    view.note_and_csv(note, scalars, "curves")
+    elif len(runs) > len(drawn) and not picked:
+        note = f"The newest {len(drawn)} are drawn: tick rows of the table to choose."
+    view.note_and_csv(note, curves.smooth(scalars, smoothing) if smoothing else scalars, "curves")
 
 
 st.title("Runs")

@@ -31,6 +31,7 @@ COLUMNS = {
     "n_runs": st.column_config.NumberColumn("Seeds run"),
     "n_lr": st.column_config.NumberColumn("LRs tried"),
     "seeds": "Seeds",
+    "runs": "Runs",
     "delta": st.column_config.NumberColumn("Difference", format="%+.4f", help="from the design's base shape"),
 }
 
@@ -43,14 +44,26 @@ def one_setting(runs: pd.DataFrame) -> pd.DataFrame:
         values = scaling.recipes(runs) if column == "recipe" else runs[column].fillna("unknown")
         most_first = list(values.value_counts().index)
         with box:
-            chosen = controls.one(st.selectbox, label, most_first, key=column, pin=True)
+            chosen = controls.one(st.selectbox, label, most_first, key=column, pin=True, format_func=short)
         runs = runs[values == chosen]
     return runs
 
 
+def short(value: str) -> str:
+    """A corpus that is a folder is called by the folder's name."""
+    return value.rstrip("/").rsplit("/", 1)[-1]
+
+
 def notes(runs: pd.DataFrame, points: pd.DataFrame, without_base: list[str]) -> str:
     """What the figure leaves out or summarises, in a sentence each."""
-    text = ["Bars are ± 1 standard deviation over seeds."] if (points["n"] > 1).any() else []
+    text = []
+    if points["arch"].value_counts().max() == 1:
+        size, budget, arch, ratio = runs["size"].iloc[0], runs["budget"].iloc[0], points["arch"].iloc[0], points["ratio"].iloc[0]
+        if another := other_ratio(size, budget, ratio):
+            command = f"depthbench fit --arch {arch} --size {size} --budget {budget} --ratio {another:g}"
+            text.append(f"A line needs more shapes: `{command}` adds one.")
+    if (points["n"] > 1).any():
+        text.append("Bars are ± 1 standard deviation over seeds.")
     unfinished = int((~scaling.complete(runs)).sum())
     if unfinished:
         text.append(f"{unfinished} runs are left out: not finished, or stopped before their planned tokens.")
@@ -62,11 +75,19 @@ def notes(runs: pd.DataFrame, points: pd.DataFrame, without_base: list[str]) -> 
     return " ".join(text)
 
 
+def other_ratio(size: str, budget: str, ratio: float) -> float | None:
+    """The rung of the size's ladder that is farthest from ``ratio``."""
+    try:
+        return max(size_named(size).ladder(budget), key=lambda other: abs(math.log(other / ratio)))
+    except UserError:  # a size that another version defined
+        return None
+
+
 def base_ratio(size: str, ratios: list[float]) -> float:
     """Of ``ratios`` the one nearest, in log distance, to the ratio of the size's base shape."""
     try:
         base = size_named(size).ratio
-    except UserError:  # a size that another version, or the user, defined
+    except UserError:
         base = scaling.paper_base_ratio()
     return min(ratios, key=lambda ratio: abs(math.log(ratio / base)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -19,12 +20,17 @@ REFRESH = {"off": None, "2 s": 2, "5 s": 5, "15 s": 15}
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """Show a user's mistake (an unreadable run, one of a newer version) as its one line instead of a traceback."""
+    """Show what a user can mend (an unreadable run, one of a newer version, a folder without rights) as one line, not a traceback."""
     try:
         yield
     except UserError as error:
-        st.error(str(error), icon=":material/error:")
-        st.stop()
+        message = str(error)
+    except PermissionError as error:
+        message = f"{error.filename} cannot be read: {error.strerror}"
+    else:
+        return
+    st.error(message, icon=":material/error:")
+    st.stop()
 
 
 def require_runs() -> pd.DataFrame:
@@ -37,7 +43,7 @@ def require_runs() -> pd.DataFrame:
     missing = not folder.is_dir()
     what = f"The runs folder `{folder}` does not exist." if missing else f"There are no runs in `{folder}` yet."
     st.info(f"{what} Make one with the command below: it takes a few minutes on a CPU, and can be watched here while it trains.")
-    option = "" if str(folder) == "runs" else f" --runs {folder}"
+    option = "" if str(folder) == "runs" else f" --runs {shlex.quote(str(folder))}"
     st.code(f"depthbench fit --arch pre_ln --ratio 32{option}", language="bash")
     st.button("Look again", icon=":material/refresh:")
     st.stop()

@@ -229,8 +229,7 @@ def _finish(result: go.Figure, *, height: int) -> go.Figure:
     result.update_layout(
         height=height,
         margin={"l": 64, "r": 16, "t": 36, "b": 56},
-        plot_bgcolor="rgba(0,0,0,0)",
-        paper_bgcolor="rgba(0,0,0,0)",
+        **style.BACKGROUND,
         legend={"orientation": "h", "x": 1, "xanchor": "right", "y": 1.02, "yanchor": "bottom"},
     )
     return result

@@ -48,9 +48,9 @@ def points(runs: pd.DataFrame, *, loss: str = "best", lr: float | None = None) -
     ``runs`` must be comparable: one size, budget, corpus and recipe. ``loss``: "best" or "last" validation of a run. ``lr``: only runs of
     this learning rate; None takes for each point the one with the lowest mean. Of repeated runs of one learning rate and seed the
     newest counts. Values that are not finite are left out: ``n`` seeds count of ``n_runs``. ``sd`` is the sample standard deviation,
-    NaN for one seed.
+    NaN for one seed. ``seeds`` and ``runs`` name what is in the mean.
     """
-    columns = [*_SHAPE, "ratio", "params_total", "lr", "loss", "sd", "n", "n_runs", "n_lr", "seeds"]
+    columns = [*_SHAPE, "ratio", "params_total", "lr", "loss", "sd", "n", "n_runs", "n_lr", "seeds", "runs"]
     runs = runs.assign(value=runs[LOSSES[loss]].astype(float))
     if lr is not None:
         runs = runs[np.isclose(runs["lr"], lr, rtol=1e-9)]
@@ -75,6 +75,7 @@ def _point(lr: float, seeds: pd.DataFrame) -> dict:
         "n": len(good),
         "n_runs": len(seeds),
         "seeds": ", ".join(f"{s:.0f}" for s in good["seed"]),
+        "runs": ", ".join(good["run_id"]),
     }
 
 
@@ -129,9 +130,12 @@ def figure(frame: pd.DataFrame, *, paper: pd.DataFrame | None = None, loss: str 
         _add_paper_line(result, str(arch), line.sort_values("ratio"), ours=arch in set(frame["arch"]))
     if delta:
         result.add_hline(y=0, line={"color": style.AXIS, "width": 1, "dash": "dot"})
-    ratios = pd.concat([f["ratio"] for f in (frame, paper) if f is not None and len(f)] or [pd.Series(dtype=float)]).astype(float)
-    ticks = _ratio_ticks(ratios)
+    ratios = pd.concat([f["ratio"] for f in (frame, paper) if f is not None and len(f)] or [pd.Series([4.0, 64.0])]).astype(float)
+    low, high = ratios.min(), ratios.max()
+    margin = 1.2 if high > low else 2.0
+    ticks = 2.0 ** np.arange(np.floor(np.log2(low / margin)), np.ceil(np.log2(high * margin)) + 1)  # each tick is twice as wide
     result.update_xaxes(type="log", title_text=RATIO_AXIS, tickvals=ticks, ticktext=[f"{t:.3g}" for t in ticks])
+    result.update_xaxes(range=[np.log10(low / margin), np.log10(high * margin)])
     title = f"{loss} validation loss" if not delta else f"{loss} validation loss minus that of the base shape"
     result.update_yaxes(type="linear", title_text=f"{title} (nats per token)")
     result.update_layout(showlegend=True)
@@ -157,7 +161,7 @@ def _add_line(result: go.Figure, arch: str, line: pd.DataFrame, y: str) -> None:
         hovertemplate=f"<b>{arch}</b> · ratio %{{x:.4g}} (%{{customdata[0]}} × %{{customdata[1]}})<br>loss %{{customdata[2]:.4f}}"
         + "%{customdata[3]}<br>"
         + ("difference %{y:+.4f}<br>" if y == "delta" else "")
-        + "n = %{customdata[4]}%{customdata[5]} · %{customdata[6]}<br>%{customdata[7]:.4s} parameters<extra></extra>",
+        + "n = %{customdata[4]}%{customdata[5]} · %{customdata[6]}<br>%{customdata[7]:.3s} parameters<extra></extra>",
     )
 
 
@@ -175,11 +179,3 @@ def _add_paper_line(result: go.Figure, arch: str, line: pd.DataFrame, *, ours: b
         hovertemplate=f"<b>{arch}, paper</b> (400M, FineWeb-Edu) · ratio %{{x:.4g}}, %{{customdata[0]:.0f}} layers"
         "<br>difference %{y:+.4f}<extra></extra>",
     )
-
-
-def _ratio_ticks(ratios: pd.Series) -> list[float]:
-    """Powers of two that cover the data: a log axis in base 2 reads as 'twice as wide'."""
-    if ratios.empty:
-        return [4, 8, 16, 32, 64]
-    low, high = int(np.floor(np.log2(ratios.min()))), int(np.ceil(np.log2(ratios.max())))
-    return [float(2**k) for k in range(low, high + 1)]

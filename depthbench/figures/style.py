@@ -6,6 +6,11 @@ import plotly.graph_objects as go
 
 GRID = "rgba(128,138,150,0.22)"
 AXIS = "rgba(128,138,150,0.55)"
+BACKGROUND = {  # that of the page, whichever it is
+    "plot_bgcolor": "rgba(0,0,0,0)",
+    "paper_bgcolor": "rgba(0,0,0,0)",
+    "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": "rgba(128,138,150,0.7)", "activecolor": "#3386e6"},
+}
 CONFIG = {  # for st.plotly_chart and for HTML export: the PNG button saves what is shown, at twice the resolution
     "displaylogo": False,
     "displayModeBar": "hover",
@@ -27,12 +32,11 @@ def base_figure(*, height: int = 460, legend: str = "right") -> go.Figure:
     }
     figure.update_layout(
         height=height,
-        margin={"l": 64, "r": 16, "t": 24, "b": 56},
+        margin={"l": 64, "r": 16, "t": 32, "b": 56},
         hoverlabel={"namelength": -1},
         legend={**places[legend], "font": {"size": 12}, "title": {"font": {"size": 12}}},
         showlegend=legend != "none",
-        plot_bgcolor="rgba(0,0,0,0)",
-        paper_bgcolor="rgba(0,0,0,0)",
+        **BACKGROUND,
     )
     figure.update_xaxes(**axis_style())
     figure.update_yaxes(**axis_style())

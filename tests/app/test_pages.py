@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import shutil
 from pathlib import Path
 
 import duckdb
+import pandas as pd
 import pytest
 
 from tests.app.conftest import figure, scalar, write
@@ -15,6 +18,9 @@ PAGES = ["pages/runs.py", "pages/scaling.py", "pages/layers.py"]
 def said(app) -> str:
     """All messages of a page."""
     return "\n".join(element.value for kind in (app.info, app.warning, app.error, app.caption) for element in kind)
+
+
+WIDGETS = ("selectbox", "multiselect", "button_group", "select_slider", "toggle", "text_input")
 
 
 def widget(app, key: str):
@@ -47,6 +53,16 @@ def test_a_missing_folder_says_so(open_app, tmp_path, page):
     assert "does not exist" in app.info[0].value
 
 
+def test_a_folder_without_rights_is_a_message(open_app, tmp_path, monkeypatch):
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied", "/locked/runs")
+
+    monkeypatch.setattr("depthbench.store.reader.Store.runs", refuse)
+    app = open_app(tmp_path)
+    assert not app.exception
+    assert app.error[0].value == "/locked/runs cannot be read: Permission denied"
+
+
 def test_the_first_run_appears_on_looking_again(open_app, tmp_path):
     app = open_app(tmp_path)
     write(tmp_path)
@@ -73,7 +89,7 @@ def test_an_unreadable_run_is_a_message_beside_the_others(open_app, tmp_path, pa
     if page == "pages/runs.py":
         assert "broken" in app.warning[0].value
         assert "broken" in set(app.dataframe[0].value["run_id"])
-        widget(app, "arch").select("pre_ln").run()
+        widget(app, "archs").select("pre_ln").run()
         assert list(app.dataframe[0].value["arch"]) == ["pre_ln"]
 
 
@@ -116,11 +132,11 @@ def test_the_table_holds_the_runs_values(open_app, several):
 
 def test_filters_narrow_the_table_together(open_app, several):
     app = open_app(several)
-    widget(app, "arch").select("pre_ln").run()
-    widget(app, "seed").select("42").run()
+    widget(app, "archs").select("pre_ln").run()
+    widget(app, "seeds").select("42").run()
     widget(app, "search").set_value("L4 lr0.001").run()
     assert list(app.dataframe[0].value["run_id"]) == ["pre_ln-nano-L4-d128-lr0.001-s42-0123abcd"]
-    assert app.query_params == {"arch": "pre_ln", "seed": "42", "search": "L4 lr0.001"}
+    assert app.query_params == {"archs": "pre_ln", "seeds": "42", "search": "L4 lr0.001"}
 
 
 def test_filters_that_let_nothing_through_say_so(open_app, several):
@@ -151,18 +167,55 @@ def test_log_axes(open_app, several):
     assert (layout["xaxis"]["type"], layout["yaxis"]["type"]) == ("log", "log")
 
 
-def test_more_ticked_runs_than_can_be_drawn_are_capped_with_a_message(open_app, tmp_path):
-    for seed in range(14):
-        write(tmp_path, seed=seed, steps=10)
+def test_more_ticked_runs_than_can_be_drawn_are_capped_with_a_message(open_app, several, tmp_path):
+    run = next(several.glob("hc-*"))
+    for number in range(14):
+        shutil.copytree(run, tmp_path / f"copy-{number:02d}")
     ids = sorted(folder.name for folder in tmp_path.iterdir())
     app = open_app(tmp_path, selected=ids)
     assert "The first 12 of 14 ticked runs are drawn" in said(app)
     assert len({line["legendgroup"] for line in figure(app)["data"]}) == 12
 
 
-def test_the_table_can_be_downloaded_as_it_is(open_app, several):
-    app = open_app(several, arch="hc")
-    assert [button.label for button in app.get("download_button")] == ["CSV", "CSV"]
+# ---- downloads
+
+
+@pytest.fixture
+def downloads(monkeypatch) -> dict[str, pd.DataFrame]:
+    """File name -> what a download button offers."""
+    offered = {}
+
+    def button(label, data, *, file_name, **options):
+        offered[file_name] = pd.read_csv(io.BytesIO(data))
+
+    monkeypatch.setattr("streamlit.download_button", button)
+    return offered
+
+
+def test_a_download_holds_exactly_the_table_and_the_curves(open_app, several, downloads):
+    app = open_app(several, archs="hc", curve="train/loss", smooth="0.9")
+    table, rows = app.dataframe[0].value, downloads["depthbench-runs.csv"]
+    assert list(rows["run_id"]) == list(table["run_id"])
+    assert set(rows["status"]) == {"finished"}
+    assert list(rows.columns) == list(table.columns)
+    raw, smoothed = figure(app)["data"][:2]
+    run = downloads["depthbench-curves.csv"].query("run_id == @smoothed['legendgroup']")
+    assert run["value"].tolist() == pytest.approx(raw["y"])
+    assert run["smoothed"].tolist() == pytest.approx(smoothed["y"])
+
+
+def test_a_download_holds_exactly_the_points_and_the_paper(open_app, several, downloads):
+    app = open_app(several, "pages/scaling.py", view="difference and paper")
+    rows = downloads["depthbench-scaling.csv"]
+    assert rows.query("source == 'runs' and arch == 'hc'")["delta"].tolist() == pytest.approx(lines(app)["hc"]["y"][::-1])
+    assert len(rows.query("source != 'runs'")) == 54
+
+
+def test_a_download_holds_exactly_the_heatmap(open_app, tmp_path, downloads):
+    write(tmp_path)
+    app = open_app(tmp_path, "pages/layers.py")
+    grid = downloads["depthbench-layers.csv"].pivot(index="layer", columns="step", values="value")
+    assert grid.to_numpy().tolist() == figure(app)["data"][0]["z"]
 
 
 # ---- a live run
@@ -249,6 +302,7 @@ def test_unfinished_runs_are_no_points_and_are_mentioned(open_app, tmp_path):
     app = open_app(tmp_path, "pages/scaling.py")
     assert set(lines(app)) == {"pre_ln"}
     assert "2 runs are left out" in said(app)
+    assert "`depthbench fit --arch pre_ln --size nano --budget total --ratio 4` adds one" in said(app)  # one shape is no line
 
 
 # ---- Layers
@@ -315,10 +369,16 @@ def test_a_run_without_layer_statistics_is_named(open_app, tmp_path):
 # ---- what the URL and the session keep
 
 
+def test_no_two_pages_share_a_control(open_app, several):
+    # A key is a query parameter and lives as long as the session: a second page's control of the same key would inherit its value.
+    used = [{w.key for kind in WIDGETS for w in open_app(several, page).get(kind)} for page in PAGES]
+    assert all(used) and sum(map(len, used)) == len(set.union(*used))
+
+
 def test_a_link_restores_each_page(open_app, several):
     run = "hc-nano-L4-d128-lr0.004-s42-0123abcd"
     views = {
-        "pages/runs.py": {"selected": run, "curve": "val/loss", "x": "tokens", "logx": "1", "smooth": "0.9", "arch": "hc"},
+        "pages/runs.py": {"selected": run, "curve": "val/loss", "x": "tokens", "logx": "1", "smooth": "0.9", "archs": "hc"},
         "pages/scaling.py": {"loss": "last", "lr": "0.004", "view": "difference from base", "base": "12.0"},
         "pages/layers.py": {"run": run, "metric": "norm", "step": "20", "over": "tokens", "relative": "1", "log": "1"},
     }
@@ -346,7 +406,7 @@ def test_nothing_chosen_is_a_choice_that_the_link_keeps(open_app, several):
 
 
 def test_choices_survive_going_to_another_page_and_back(open_app, several):
-    app = open_app(several, arch="hc", x="tokens")
+    app = open_app(several, archs="hc", x="tokens")
     app.switch_page("pages/scaling.py")
     app.query_params = {}
     app.run()
@@ -355,4 +415,4 @@ def test_choices_survive_going_to_another_page_and_back(open_app, several):
     app.query_params = {}
     app.run()
     assert set(app.dataframe[0].value["arch"]) == {"hc"}
-    assert app.query_params == {"arch": "hc", "x": "tokens"}
+    assert app.query_params == {"archs": "hc", "x": "tokens"}

@@ -38,6 +38,7 @@ def test_a_point_is_the_mean_over_seeds_with_their_sample_deviation():
     assert row["loss"] == pytest.approx(3.2)
     assert row["sd"] == pytest.approx(0.2)
     assert (row["n"], row["n_runs"], row["seeds"]) == (3, 3, "0, 1, 2")
+    assert row["runs"] == "pre_ln-4-0.001-0, pre_ln-4-0.001-1, pre_ln-4-0.001-2"
 
 
 def test_each_point_takes_its_best_learning_rate_by_the_mean_over_seeds():
@@ -130,7 +131,17 @@ def test_the_figure_draws_one_line_per_design_with_bars_where_there_are_seeds():
     assert hc.error_y.array is None
     assert figure.layout.xaxis.type == "log" and "to the right" in figure.layout.xaxis.title.text
     assert "nats per token" in figure.layout.yaxis.title.text
-    assert list(figure.layout.xaxis.tickvals) == [8, 16, 32]
+    assert {8, 16, 32} <= set(figure.layout.xaxis.tickvals)
+    low, high = 10 ** np.array(figure.layout.xaxis.range)
+    assert low < 8 and high > 32
+
+
+def test_a_single_point_has_ticks_around_it_and_no_points_are_an_empty_figure():
+    points = scaling.points(pd.DataFrame([run(d_model=23)]))
+    axis = scaling.figure(points).layout.xaxis
+    low, high = 10 ** np.array(axis.range)
+    assert sum(low <= tick <= high for tick in axis.tickvals) == 2
+    assert not scaling.figure(points.iloc[:0]).data
 
 
 def test_the_overlay_shows_differences_only():
