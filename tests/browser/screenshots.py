@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.browser import harness
 
 VIEWS = {
-    "runs": "?curve=val/loss&logx=1",
+    "runs": "?smooth=0.9",
     "scaling": "scaling",
     "layers": "layers?log=1",
 }
