@@ -60,9 +60,11 @@ def main() -> None:
         writer.seal("finished")
 
     plain, sampled = (statistics.median(times[kind]) for kind in (False, True))
-    print(f"{args.size}: {shape.n_layer} layers x {shape.d_model}, {blocks[:, 1:].numel()} tokens a step, {torch.get_num_threads()} threads")
+    share = 100 * (sampled - plain) / (args.every * plain)
+    tokens, threads = blocks[:, 1:].numel(), torch.get_num_threads()
+    print(f"{args.size}: {shape.n_layer} layers x {shape.d_model}, {tokens} tokens a step, {threads} threads")
     print(f"plain step {1e3 * plain:.1f} ms, sampled step {1e3 * sampled:.1f} ms (medians of {args.steps} alternating steps)")
-    print(f"recording every {args.every} steps costs {100 * (sampled - plain) / (args.every * plain):.2f} % of training time (target: under 2 %)")
+    print(f"recording every {args.every} steps costs {share:.2f} % of training time (target: under 2 %)")
 
 
 if __name__ == "__main__":

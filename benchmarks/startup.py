@@ -1,6 +1,6 @@
 """How long a newcomer waits for the first answer: whole processes, wall time, best and median.
 
-    python benchmarks/startup.py [--times 7]
+python benchmarks/startup.py [--times 7]
 """
 
 from __future__ import annotations

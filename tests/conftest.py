@@ -34,7 +34,9 @@ def tiny_corpus(tmp_path_factory) -> Path:
         sentences = (" ".join(rng.choices(words, weights=range(400, 0, -1), k=rng.randint(4, 14))) for _ in range(90))
         (source / f"{number:02d}.txt").write_text(".\n".join(sentences), encoding="utf-8")
     folder = tmp_path_factory.mktemp("corpus") / "tiny"
-    corpora.prepare("text", tokenizer="bpe-512", block_length=129, out=folder, sources=[str(source / "*.txt")], val_fraction=0.2, progress=False)
+    corpora.prepare(
+        "text", tokenizer="bpe-512", block_length=129, out=folder, sources=[str(source / "*.txt")], val_fraction=0.2, progress=False
+    )
     return folder
 
 

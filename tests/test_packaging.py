@@ -22,7 +22,18 @@ pytestmark = pytest.mark.xdist_group("packaging")
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
-    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--disable-pip-version-check", "--wheel-dir", str(folder), str(REPOSITORY)]
+    build = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--disable-pip-version-check",
+        "--wheel-dir",
+        str(folder),
+        str(REPOSITORY),
+    ]
     subprocess.run(build, check=True, capture_output=True, text=True)
     (built,) = folder.glob("depthbench-*.whl")
     return built
@@ -32,7 +43,18 @@ def wheel(tmp_path_factory) -> Path:
 def elsewhere(wheel, tmp_path_factory):
     """Runs the installed package's command line in a folder where the repository is out of sight."""
     site = tmp_path_factory.mktemp("site")
-    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--disable-pip-version-check", "--target", str(site), str(wheel)]
+    install = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--disable-pip-version-check",
+        "--target",
+        str(site),
+        str(wheel),
+    ]
     subprocess.run(install, check=True, capture_output=True, text=True)
     away = tmp_path_factory.mktemp("away")
     # An editable install of the checkout would come first on sys.path otherwise.
@@ -41,7 +63,9 @@ def elsewhere(wheel, tmp_path_factory):
     env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {"PYTHONPATH": str(site)}
 
     def popen(*arguments: str) -> subprocess.Popen:
-        return subprocess.Popen([sys.executable, "-c", start, *arguments], cwd=away, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        return subprocess.Popen(
+            [sys.executable, "-c", start, *arguments], cwd=away, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
 
     return popen
 

@@ -42,7 +42,12 @@ def required(run_folder: Path) -> Path:
 
 def keepers(run_folder: Path) -> list[ModelCheckpoint]:
     """Callbacks that keep, at each validation, the last two checkpoints and the best one."""
-    common = {"dirpath": folder(run_folder), "auto_insert_metric_name": False, "save_on_train_epoch_end": False, "enable_version_counter": False}
+    common = {
+        "dirpath": folder(run_folder),
+        "auto_insert_metric_name": False,
+        "save_on_train_epoch_end": False,
+        "enable_version_counter": False,
+    }
     last = ModelCheckpoint(filename="step-{step:08d}", monitor="step", mode="max", save_top_k=2, **common)
     best = ModelCheckpoint(filename="best-{step:08d}", monitor="val/loss", mode="min", save_top_k=1, **common)
     return [last, best]

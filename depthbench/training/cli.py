@@ -120,7 +120,10 @@ class ExperimentCLI(LightningCLI):
             save_config_callback=None,
             auto_configure_optimizers=False,
             parser_class=OneLineErrors,
-            parser_kwargs={"prog": "depthbench fit", "description": "Train one run and record it. Keys may be written with dashes too: --seq-len."},
+            parser_kwargs={
+                "prog": "depthbench fit",
+                "description": "Train one run and record it. Keys may be written with dashes too: --seq-len.",
+            },
         )
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:

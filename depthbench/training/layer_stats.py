@@ -60,7 +60,9 @@ class StepSums:
                 "magnitude": magnitudes / count,
                 "norm": squares**0.5,
             }
-            rows += [{"layer": layer, "site": site, "direction": direction, "metric": name, "value": value} for name, value in metrics.items()]
+            rows += [
+                {"layer": layer, "site": site, "direction": direction, "metric": name, "value": value} for name, value in metrics.items()
+            ]
         for (layer, metric), sums in self.tokenwise.items():
             count, total = sums.double().tolist()
             rows.append({"layer": layer, "site": "block_out", "direction": "forward", "metric": metric, "value": total / count})
@@ -115,7 +117,8 @@ class Observer:
     def __init__(self, model: LanguageModel, sums: StepSums, world_size: int):
         self.model, self.sums, self.world_size = model, sums, world_size
         self._before: torch.Tensor | None = None
-        self._watched: list[tuple[int, NamedTuple, dict[int, torch.Tensor]]] = []
+        self._states: list[tuple[int, NamedTuple]] = []
+        self._gradients: dict[int, torch.Tensor] = {}
 
     def __call__(self, name: str, sublayer: int, value) -> None:
         block, feed_forward = divmod(sublayer, 2)
@@ -144,18 +147,19 @@ class Observer:
             value.register_hook(lambda gradient: self.sums.add((*site, "backward"), gradient / self.world_size))
 
     def _watch_state_gradient(self, block: int, state) -> None:
-        gradients: dict[int, torch.Tensor] = {}
+        self._states.append((block, map_tensors(self._watch_tensor, state)))
 
-        def watch(tensor: torch.Tensor) -> torch.Tensor:
+    def _watch_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        key = id(tensor)  # stays its own: self._states keeps the tensor alive
+        if key not in self._gradients:
+            self._gradients[key] = tensor.new_zeros(()).expand_as(tensor)  # what stands where nothing reads the tensor
             if tensor.requires_grad:
-                tensor.register_hook(lambda gradient, key=id(tensor): gradients.update({key: gradient}))
-            return tensor
-
-        self._watched.append((block, map_tensors(watch, state), gradients))
+                tensor.register_hook(lambda gradient: self._gradients.update({key: gradient}))
+        return tensor
 
     def finish(self) -> None:
-        """After backward: the gradient on each depth state, from those on the tensors of its state (zero where nothing reads one)."""
-        for block, state, gradients in self._watched:
-            arrived = map_tensors(lambda tensor, known=gradients: known[id(tensor)] if id(tensor) in known else torch.zeros_like(tensor), state)
-            depth_gradient = self.model.residual.depth_gradient(arrived, block=block + 1)
+        """After backward: the gradient on each depth state, from those on the tensors of its state."""
+        for block, state in self._states:
+            gradients = map_tensors(lambda tensor: self._gradients[id(tensor)], state)
+            depth_gradient = self.model.residual.depth_gradient(gradients, block=block + 1)
             self.sums.add((block, "block_out", "backward"), depth_gradient / self.world_size)

@@ -18,8 +18,10 @@ def announcement(plan: Plan, folder: Path, resumed_from: int | None) -> str:
     lines = [
         f"{plan.experiment.arch} {plan.experiment.size}: {shape.n_layer} layers x {shape.d_model} (ratio {shape.ratio:.2f}, "
         f"{plan.ratio_requested:g} asked), {plan.params_total:,} parameters",
-        f"corpus {card.corpus}: {card.train.blocks * plan.seq_len:,} training tokens, {plan.val_blocks * plan.seq_len:,} held out to validate on; unigram entropy {card.unigram_entropy:.3f} nats",
-        f"plan: {plan.last_step:,} of {plan.steps:,} steps x {plan.batch_tokens:,} tokens, peak learning rate {plan.lr:g}, {plan.precision}",
+        f"corpus {card.corpus}: {card.train.blocks * plan.seq_len:,} training tokens, {plan.val_blocks * plan.seq_len:,} held out to "
+        f"validate on; unigram entropy {card.unigram_entropy:.3f} nats",
+        f"plan: {plan.last_step:,} of {plan.steps:,} steps x {plan.batch_tokens:,} tokens, "
+        f"peak learning rate {plan.lr:g}, {plan.precision}",
         f"run folder: {folder}",
     ]
     if resumed_from is not None:

@@ -59,7 +59,9 @@ class LanguageModelingModule(L.LightningModule):
 
     def configure_optimizers(self) -> dict:
         recipe = self.recipe
-        optimizer = torch.optim.AdamW(self.model.parameter_groups(recipe.weight_decay), lr=self.lr, betas=tuple(recipe.betas), eps=recipe.eps)
+        optimizer = torch.optim.AdamW(
+            self.model.parameter_groups(recipe.weight_decay), lr=self.lr, betas=tuple(recipe.betas), eps=recipe.eps
+        )
 
         def factor(step: int) -> float:
             return learning_rate_factor(

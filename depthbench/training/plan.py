@@ -118,7 +118,9 @@ def resolve(asked: Experiment, *, precision: str = "32-true", max_steps: int = -
     tokens = positive("tokens", size.tokens if asked.tokens is None else asked.tokens)
     steps = tokens // (sequences * seq_len)
     if steps == 0:
-        raise UserError(f"--tokens {tokens} is less than one step of {sequences * seq_len} tokens: ask for more tokens or a smaller --batch-tokens")
+        raise UserError(
+            f"--tokens {tokens} is less than one step of {sequences * seq_len} tokens: ask for more tokens or a smaller --batch-tokens"
+        )
     lr = recipes.learning_rate(size, asked.arch, asked.recipe) if asked.lr is None else asked.lr
     if not (math.isfinite(lr) and lr > 0):
         raise UserError(f"--lr {lr} is not a learning rate: give a positive number, for example --lr 2e-3")
@@ -163,7 +165,9 @@ def batching(batch_tokens: int, seq_len: int, micro_batch: int | None, *, at_mos
     """
     sequences, rest = divmod(batch_tokens, seq_len)
     if rest or sequences == 0:
-        raise UserError(f"--batch-tokens {batch_tokens} is not a multiple of the sequence length {seq_len}: use {max(1, sequences) * seq_len}")
+        raise UserError(
+            f"--batch-tokens {batch_tokens} is not a multiple of the sequence length {seq_len}: use {max(1, sequences) * seq_len}"
+        )
     share, rest = divmod(sequences, world_size)
     if rest:
         raise UserError(f"a step of {sequences} sequences cannot be shared by {world_size} processes: choose another --batch-tokens")

@@ -57,7 +57,11 @@ class TrainingProgress(ProgressBar):
             self._bar.set_description_str("training")
             self._bar.set_postfix_str(self._figures())
         elif self._enabled and trainer.state.fn == "fit" and "val/loss" in trainer.callback_metrics:
-            print(f"step {trainer.global_step}/{self.last_step}, validation loss {trainer.callback_metrics['val/loss']:.4f}", file=self.stream, flush=True)
+            print(
+                f"step {trainer.global_step}/{self.last_step}, validation loss {trainer.callback_metrics['val/loss']:.4f}",
+                file=self.stream,
+                flush=True,
+            )
 
     def on_train_end(self, trainer, module) -> None:
         self._close()

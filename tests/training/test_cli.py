@@ -9,7 +9,15 @@ from depthbench.training.cli import parse, token_count
 
 @pytest.mark.parametrize(
     ("text", "count"),
-    [("2000000", 2_000_000), ("2e6", 2_000_000), ("2M", 2_000_000), ("1.5m", 1_500_000), ("8B", 8_000_000_000), ("4_096", 4096), (300, 300)],
+    [
+        ("2000000", 2_000_000),
+        ("2e6", 2_000_000),
+        ("2M", 2_000_000),
+        ("1.5m", 1_500_000),
+        ("8B", 8_000_000_000),
+        ("4_096", 4096),
+        (300, 300),
+    ],
 )
 def test_token_counts(text, count):
     assert token_count(text) == count

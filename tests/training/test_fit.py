@@ -63,7 +63,15 @@ def test_it_validates_evenly_and_at_the_end(trained):
 def test_the_run_row_is_complete(trained):
     runs, run_id = trained
     row = Store(runs).runs().set_index("run_id").loc[run_id]
-    assert (row.status, row.arch, row["size"], row.n_layer, row.d_model, row.seed, row.tokens_planned) == ("finished", "pre_ln", "pico", 9, 52, 42, 24 * 2048)
+    assert (row.status, row.arch, row["size"], row.n_layer, row.d_model, row.seed, row.tokens_planned) == (
+        "finished",
+        "pre_ln",
+        "pico",
+        9,
+        52,
+        42,
+        24 * 2048,
+    )
     assert row.params_total == sum(p.numel() for p in load_run(run_id, runs=runs).model.parameters())
     assert row.val_loss == scalar(runs, run_id, "val/loss").value.iloc[-1]
 
@@ -129,7 +137,18 @@ def test_micro_batches_change_neither_losses_nor_learning_rates(trained, tiny_co
 
 def test_stopping_early_keeps_the_schedule(trained, tiny_corpus, tmp_path, says):
     runs, run_id = trained
-    code, out, err = says(*command(tiny_corpus, tmp_path, "--trainer.max_steps", "6", "--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", str(tmp_path / "csv")))
+    code, out, err = says(
+        *command(
+            tiny_corpus,
+            tmp_path,
+            "--trainer.max_steps",
+            "6",
+            "--trainer.logger",
+            "CSVLogger",
+            "--trainer.logger.save_dir",
+            str(tmp_path / "csv"),
+        )
+    )
     assert code == 0, err
     (early,) = Store(tmp_path).runs().run_id
     assert scalar(tmp_path, early, "train/lr").value.tolist() == scalar(runs, run_id, "train/lr").value.tolist()[:6]
