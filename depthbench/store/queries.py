@@ -72,8 +72,8 @@ LAYER_STATS = f"""
 
 def latest_run_row(snapshot: Snapshot) -> dict | None:
     """The run's row as Python values (None for null), of a snapshot of one run; None where it has none yet."""
-    row = snapshot.execute(f"SELECT {', '.join(TABLES['run'])} FROM run").fetchone()
-    return dict(zip(TABLES["run"], row, strict=True)) if row else None
+    rows = snapshot.execute(f"SELECT {', '.join(TABLES['run'])} FROM run").fetchall()
+    return dict(zip(TABLES["run"], rows[0], strict=True)) if rows else None
 
 
 def run_summaries(snapshot: Snapshot) -> list[dict]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import duckdb
@@ -71,8 +71,7 @@ class Snapshot:
 
     def detach(self) -> None:
         for alias in self._alias.values():
-            with suppress(duckdb.Error):  # a connection that cannot even let go is closed by whoever holds it
-                self.connection.execute(f"DETACH {alias}")
+            self.connection.execute(f"DETACH {alias}")
 
     def _refuse_newer(self) -> None:
         newest = f"SELECT run_id, max(schema_version) AS version FROM ({self.relation('run')}) GROUP BY run_id"
@@ -136,11 +135,10 @@ class Snapshot:
 def opened(connection: duckdb.DuckDBPyConnection, listings: Iterable[Listing]) -> Iterator[Snapshot]:
     """A snapshot of the runs of ``listings``, its files let go of at the end.
 
-    Raises duckdb.Error where a file vanished since it was listed, or cannot be read; UserError for a run of a newer schema.
+    Raises duckdb.Error where a file vanished since it was listed, or cannot be read; UserError for a run of a newer schema. Where it
+    raises, or the block does, the connection is to be closed, and the files with it.
     """
     snapshot = Snapshot(connection, listings)
-    try:
-        snapshot.attach()
-        yield snapshot
-    finally:
-        snapshot.detach()
+    snapshot.attach()
+    yield snapshot
+    snapshot.detach()
