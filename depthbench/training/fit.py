@@ -23,7 +23,10 @@ from depthbench.errors import UserError
 from depthbench.nn.model import LanguageModel, build_model
 from depthbench.resources import PACKAGE
 from depthbench.shapes import flops_per_token_train
+from depthbench.store.folder import is_run_folder
+from depthbench.store.lock import run_lock
 from depthbench.store.reader import read_run
+from depthbench.store.seal import seal_run
 from depthbench.store.writer import RunWriter
 from depthbench.training import checkpoints
 from depthbench.training.cli import ExperimentCLI
@@ -60,13 +63,15 @@ def fit(cli: ExperimentCLI) -> int:
     precision = cli.config.trainer.precision or default_precision(probe)
     plan = resolve(cli.experiment, precision=str(precision), max_steps=cli.config.trainer.max_steps, world_size=probe.world_size)
     folder = Path(cli.experiment.runs) / plan.run_id
-    if cli.config.fresh and folder.exists():
+    if cli.config.fresh and is_run_folder(folder):
         print(f"The old folder is kept as {keep_aside(folder)}")
-    if folder.exists() and read_run(folder).get("status") == "finished":
-        print(f"Run {plan.run_id} is already finished; --fresh would start it over.")
-        print(summary(folder.parent, plan.run_id, plan.card))
-        return 0
-    return train(cli, plan, folder, precision)
+    with run_lock(folder):  # from before it is decided what there is to go on from
+        if is_run_folder(folder) and read_run(folder)["status"] == "finished":
+            seal_run(folder)  # it may have met a full disk when it ended
+            print(f"Run {plan.run_id} is already finished; --fresh would start it over.")
+            print(summary(folder.parent, plan.run_id, plan.card))
+            return 0
+        return train(cli, plan, folder, precision)
 
 
 def train(cli: ExperimentCLI, plan: Plan, folder: Path, precision: str) -> int:
@@ -212,16 +217,17 @@ def run_facts(cli: ExperimentCLI, plan: Plan) -> dict:
 
 def attempt(folder: Path, resume: tuple[int, Path] | None) -> dict:
     """Which attempt this is, and the step it goes on from: rows of earlier attempts beyond that step are superseded."""
-    if not folder.exists():
+    if not is_run_folder(folder):
         return {"attempt": 1}
-    return {"attempt": (read_run(folder).get("attempt") or 0) + 1, "resumed_from_step": resume[0] if resume else None}
+    return {"attempt": read_run(folder)["attempt"] + 1, "resumed_from_step": resume[0] if resume else None}
 
 
 def keep_aside(folder: Path) -> Path:
     """Move a run folder under ``.aside`` beside the other runs, where no listing shows it."""
     aside = folder.parent / ".aside" / f"{folder.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     aside.parent.mkdir(exist_ok=True)
-    shutil.move(folder, aside)
+    with run_lock(folder):
+        shutil.move(folder, aside)
     return aside
 
 

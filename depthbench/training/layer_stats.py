@@ -9,6 +9,7 @@ Nothing is attached on a step that is not sampled.
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from contextlib import ExitStack
 from typing import NamedTuple
 
@@ -18,55 +19,58 @@ import torch
 from depthbench.nn.model import LanguageModel
 from depthbench.residuals.base import map_tensors
 
-# Sums kept per (layer, site, direction), and for block_out forward the two token-wise ones.
-MOMENTS = ("count", "sum", "sum_of_squares", "sum_of_magnitudes")
 BRANCH_SITES = ("attn_branch", "ffn_branch")
 
 
 class StepSums:
-    """Streaming fp32 sums of one optimizer step. One flat (keys, 4) tensor at the end, so that ranks reduce with one call."""
+    """Sums of one optimizer step: a few 0-dim fp32 tensors per micro-batch and key, brought together once, at the end, in fp64.
+
+    A key is (layer, site, direction), with the sum, L2 norm and L1 norm over all elements, or (layer, metric), with a sum over tokens.
+    """
 
     def __init__(self):
-        self.moments: dict[tuple[int, str, str], torch.Tensor] = {}
-        self.tokenwise: dict[tuple[int, str], torch.Tensor] = {}
+        self.parts: dict[tuple, list[torch.Tensor]] = defaultdict(list)
+        self.counts: Counter[tuple] = Counter()
 
     def add(self, key: tuple[int, str, str], values: torch.Tensor) -> None:
-        """Add all elements of ``values``, any shape."""
-        values = values.detach().float()
-        sums = torch.stack([values.new_tensor(values.numel()), values.sum(), values.square().sum(), values.abs().sum()])
-        self.moments[key] = self.moments[key] + sums if key in self.moments else sums
+        """Add all elements of ``values``, any shape; the fused norms make no copy of it."""
+        values, norm = values.detach(), torch.linalg.vector_norm
+        self.parts[key] += [values.sum(dtype=torch.float32), norm(values, 2, dtype=torch.float32), norm(values, 1, dtype=torch.float32)]
+        self.counts[key] += values.numel()
 
     def add_tokens(self, key: tuple[int, str], per_token: torch.Tensor) -> None:
         """Add one number per token."""
-        sums = torch.stack([per_token.new_tensor(per_token.numel()), per_token.sum()])
-        self.tokenwise[key] = self.tokenwise[key] + sums if key in self.tokenwise else sums
+        self.parts[key].append(per_token.sum(dtype=torch.float32))
+        self.counts[key] += per_token.numel()
 
-    def reduce(self, strategy) -> None:
-        """Sum over all ranks."""
-        for sums in (self.moments, self.tokenwise):
-            keys = sorted(sums)
-            for key, row in zip(keys, strategy.reduce(torch.stack([sums[k] for k in keys]), reduce_op="sum"), strict=True):
-                sums[key] = row
+    def totals(self, strategy) -> dict[tuple, tuple[float, ...]]:
+        """(count, sum, sum of squares, sum of magnitudes) per key, over micro-batches and ranks; the last two 0 for token metrics."""
+        flat = iter(torch.stack([part for parts in self.parts.values() for part in parts]).tolist())
+        rows = []
+        for key, parts in self.parts.items():
+            values = [next(flat) for _ in parts]
+            sums = (values[0::3], [norm * norm for norm in values[1::3]], values[2::3]) if len(key) == 3 else (values, [], [])
+            rows.append([self.counts[key], *map(sum, sums)])
+        rows = strategy.reduce(torch.tensor(rows, dtype=torch.float64), reduce_op="sum").tolist()
+        return dict(zip(self.parts, map(tuple, rows), strict=True))
 
-    def rows(self) -> list[dict]:
+    def rows(self, strategy, world_size: int) -> list[dict]:
         """Rows of the store's layer_stats table, without step and tokens."""
         rows = []
-        for (layer, site, direction), sums in self.moments.items():
-            count, total, squares, magnitudes = sums.double().tolist()
-            mean = total / count
-            metrics = {
-                "mean": mean,
-                "variance": max(0.0, squares / count - mean * mean),
-                "magnitude": magnitudes / count,
-                "norm": squares**0.5,
-            }
-            rows += [
-                {"layer": layer, "site": site, "direction": direction, "metric": name, "value": value} for name, value in metrics.items()
-            ]
-        for (layer, metric), sums in self.tokenwise.items():
-            count, total = sums.double().tolist()
-            rows.append({"layer": layer, "site": "block_out", "direction": "forward", "metric": metric, "value": total / count})
+        for key, (count, total, squares, magnitudes) in self.totals(strategy).items():
+            layer, site, direction = key if len(key) == 3 else (key[0], "block_out", "forward")
+            # A rank's gradients are those of its own mean loss; the step's loss is the mean over ranks.
+            share = 1 / world_size if direction == "backward" else 1.0
+            metrics = {key[1]: total / count} if len(key) == 2 else moments(count, share * total, share**2 * squares, share * magnitudes)
+            at = {"layer": layer, "site": site, "direction": direction}
+            rows += [{**at, "metric": metric, "value": value} for metric, value in metrics.items()]
         return rows
+
+
+def moments(count: float, total: float, squares: float, magnitudes: float) -> dict[str, float]:
+    mean = total / count
+    variance = max(0.0, squares / count - mean * mean)
+    return {"mean": mean, "variance": variance, "magnitude": magnitudes / count, "norm": squares**0.5}
 
 
 class LayerStatistics(L.Callback):
@@ -90,7 +94,7 @@ class LayerStatistics(L.Callback):
             return
         if self._sums is None:
             self._sums = StepSums()
-        self._observer = Observer(module.model, self._sums, trainer.world_size)
+        self._observer = Observer(module.model, self._sums)
         self._attached.enter_context(module.model.taps(self._observer))
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx) -> None:
@@ -102,10 +106,9 @@ class LayerStatistics(L.Callback):
         if trainer.fit_loop._should_accumulate():
             return
         sums, self._sums = self._sums, None
-        sums.reduce(trainer.strategy)
-        step = trainer.global_step
+        rows, step = sums.rows(trainer.strategy, trainer.world_size), trainer.global_step
         if trainer.is_global_zero:
-            self.sink("layer_stats", [{"step": step, "tokens": step * self.tokens_per_step, **row} for row in sums.rows()])
+            self.sink("layer_stats", [{"step": step, "tokens": step * self.tokens_per_step, **row} for row in rows])
 
     def on_exception(self, trainer, module, exception) -> None:
         self._attached.close()
@@ -114,9 +117,9 @@ class LayerStatistics(L.Callback):
 class Observer:
     """A tap that adds what one micro-batch shows to the step's sums."""
 
-    def __init__(self, model: LanguageModel, sums: StepSums, world_size: int):
-        self.model, self.sums, self.world_size = model, sums, world_size
-        self._before: torch.Tensor | None = None
+    def __init__(self, model: LanguageModel, sums: StepSums):
+        self.model, self.sums = model, sums
+        self._before: tuple[torch.Tensor, torch.Tensor] | None = None  # the last depth state and its norms
         self._states: list[tuple[int, NamedTuple]] = []
         self._gradients: dict[int, torch.Tensor] = {}
 
@@ -125,7 +128,8 @@ class Observer:
         if name == "branch_out":
             self._watch((block, BRANCH_SITES[feed_forward]), value)
         elif name == "state_in" and sublayer == 0:
-            self._before = self.model.residual.depth_state(value, block=0).detach()
+            opened = self.model.residual.depth_state(value, block=0).detach().float()
+            self._before = opened, torch.linalg.vector_norm(opened, dim=-1)
         elif name == "state_out" and feed_forward:
             self._block_out(block, value)
 
@@ -136,15 +140,15 @@ class Observer:
         self._watch_state_gradient(block, state)
 
     def _tokenwise(self, block: int, after: torch.Tensor) -> None:
-        norm = after.norm(dim=-1)
+        norm = torch.linalg.vector_norm(after, dim=-1)
+        (before, norm_before), self._before = self._before, (after, norm)
         self.sums.add_tokens((block, "residual_norm"), norm / after.shape[-1] ** 0.5)
-        self.sums.add_tokens((block, "cosine_drift"), 1.0 - torch.cosine_similarity(self._before.float(), after, dim=-1))
-        self._before = after
+        self.sums.add_tokens((block, "cosine_drift"), 1.0 - torch.linalg.vecdot(before, after) / (norm_before * norm))
 
     def _watch(self, site: tuple[int, str], value: torch.Tensor) -> None:
         self.sums.add((*site, "forward"), value)
         if value.requires_grad:
-            value.register_hook(lambda gradient: self.sums.add((*site, "backward"), gradient / self.world_size))
+            value.register_hook(lambda gradient: self.sums.add((*site, "backward"), gradient))
 
     def _watch_state_gradient(self, block: int, state) -> None:
         self._states.append((block, map_tensors(self._watch_tensor, state)))
@@ -162,4 +166,4 @@ class Observer:
         for block, state in self._states:
             gradients = map_tensors(lambda tensor: self._gradients[id(tensor)], state)
             depth_gradient = self.model.residual.depth_gradient(gradients, block=block + 1)
-            self.sums.add((block, "block_out", "backward"), depth_gradient / self.world_size)
+            self.sums.add((block, "block_out", "backward"), depth_gradient)

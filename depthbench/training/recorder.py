@@ -43,6 +43,11 @@ class StoreLogger(Logger):
         self.writer.add("scalars", [{**at, "name": name, "value": float(value)} for name, value in metrics.items()])
 
     @rank_zero_only
+    def save(self) -> None:
+        """Wait until everything logged so far is on disk."""
+        self.writer.drain()
+
+    @rank_zero_only
     def log_hyperparams(self, *args, **kwargs) -> None:
         """The run's configuration is the ``run`` table's; there is nothing to add."""
 
@@ -102,6 +107,11 @@ class Recorder(L.Callback):
             **self._performance(trainer, module.device),
         }
         self._log(trainer, self.latest, step)
+
+    def on_save_checkpoint(self, trainer, module, checkpoint) -> None:
+        """A checkpoint stands for its step: what was recorded up to it must be on disk before, or a resumed run has a hole."""
+        for logger in trainer.loggers:
+            logger.save()
 
     def on_validation_start(self, trainer, module) -> None:
         self._paused = time.perf_counter()

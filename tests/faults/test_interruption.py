@@ -61,3 +61,27 @@ def test_a_second_ctrl_c_need_not_wait(tiny_corpus, tmp_path):
     rest = process.stdout.read()
     assert process.wait(timeout=60) == 130 and "Traceback" not in rest
     assert Store(tmp_path).runs().status.tolist() == ["interrupted"]
+
+
+def test_a_run_that_is_being_written_is_refused_to_a_second_process(tiny_corpus, tmp_path, depthbench):
+    process = start(tiny_corpus, tmp_path, steps=2000)
+    try:
+        wait_for(process, "step 1/2000")
+        second = depthbench(*process.args[3:])
+        assert second.returncode == 2 and f"process {process.pid}" in second.stderr and second.stderr.count("\n") == 1
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_killed_run_goes_on_where_its_last_checkpoint_was(tiny_corpus, tmp_path, depthbench):
+    process = start(tiny_corpus, tmp_path, steps=30)  # five validations: checkpoints at 6, 12, ...
+    wait_for(process, "step 13/30")
+    process.kill()
+    process.communicate()
+    again = depthbench(*process.args[3:])
+    assert again.returncode == 0, again.stderr
+    assert "going on from the checkpoint at step 12" in again.stdout
+    (row,) = Store(tmp_path).runs().to_dict("records")
+    losses = Store(tmp_path).scalars([row["run_id"]], ["train/loss"]).sort_values("step")
+    assert row["status"] == "finished" and row["n_attempts"] == 2 and losses.step.tolist() == list(range(1, 31))
