@@ -181,3 +181,24 @@ def test_a_runs_folder_that_cannot_be_written(tiny_corpus, tmp_path, says):
     (tmp_path / "file").write_text("in the way")
     code, _, err = says(*command(tiny_corpus, tmp_path / "file"))
     assert code == 2 and err.count("\n") == 1 and "file" in err
+
+
+def test_bf16_autocast_trains_too(trained, tiny_corpus, tmp_path, says):
+    code, _, err = says(*command(tiny_corpus, tmp_path, "--trainer.max_steps", "2", "--trainer.precision", "bf16-mixed"))
+    assert code == 0, err
+    row = Store(tmp_path).runs().iloc[0]
+    assert row.precision == "bf16-mixed"
+    exact, rounded = scalar(*trained, "train/loss").value.tolist()[:2], scalar(tmp_path, row.run_id, "train/loss").value.tolist()
+    assert rounded == pytest.approx(exact, abs=0.02) and rounded != exact
+
+
+@pytest.mark.slow
+def test_a_compiled_run_is_the_eager_run(trained, tiny_corpus, tmp_path, says):
+    runs, run_id = trained
+    code, _, err = says(*command(tiny_corpus, tmp_path, "--compile", "true"))
+    assert code == 0, err
+    assert scalar(tmp_path, run_id, "train/loss").value.tolist() == pytest.approx(
+        scalar(runs, run_id, "train/loss").value.tolist(), abs=2e-3
+    )
+    keys = load_run(run_id, runs=tmp_path).model.state_dict().keys()
+    assert keys == load_run(run_id, runs=runs).model.state_dict().keys()
