@@ -22,6 +22,14 @@ def corpora_of_their_own(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("DEPTHBENCH_DATA", str(tmp_path_factory.getbasetemp() / "corpora"))
 
 
+@pytest.fixture(autouse=True)
+def main_module_of_its_own():
+    """Streamlit's AppTest leaves its script as ``__main__``, which processes spawned by a later test would run again."""
+    before = sys.modules["__main__"]
+    yield
+    sys.modules["__main__"] = before
+
+
 @pytest.fixture(scope="session")
 def tiny_corpus(tmp_path_factory) -> Path:
     """A prepared text corpus for size pico: vocabulary 512, blocks of 128 + 1 tokens, some hundred blocks."""
