@@ -26,7 +26,7 @@ from depthbench.training.module import next_token_loss
 
 def trainer_at(step: int) -> SimpleNamespace:
     """As much of a Trainer as the callback looks at."""
-    strategy = SimpleNamespace(reduce=lambda tensor, reduce_op: tensor)
+    strategy = SimpleNamespace(reduce=lambda tensor, reduce_op: tensor, root_device=torch.device("cpu"))
     fit_loop = SimpleNamespace(_should_accumulate=lambda: False)
     return SimpleNamespace(global_step=step, world_size=1, is_global_zero=True, strategy=strategy, fit_loop=fit_loop)
 

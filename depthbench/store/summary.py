@@ -16,9 +16,8 @@ from pathlib import Path
 
 from depthbench.store.folder import SEALED, Listing
 from depthbench.store.queries import RUNS, RUNS_COLUMNS
+from depthbench.store.schema import SCHEMA_VERSION
 
-# A release that asks another question does not take the answer to this one.
-_QUESTION = hashlib.blake2b(RUNS.encode(), digest_size=8).hexdigest()
 _TIMES = [name for name, sql_type in RUNS_COLUMNS.items() if sql_type == "TIMESTAMP"]
 
 
@@ -28,7 +27,7 @@ def keep_summary(folder: Path, sealed: os.stat_result, answer: dict) -> None:
     Nothing depends on it: a disk that is full now, or a kill, leaves it out.
     """
     with suppress(OSError):
-        _path(folder, sealed.st_mtime_ns, sealed.st_size).write_text(json.dumps([_QUESTION, answer], default=datetime.isoformat))
+        _path(folder, sealed.st_mtime_ns, sealed.st_size).write_text(json.dumps([_question(), answer], default=datetime.isoformat))
 
 
 def kept_summary(listing: Listing) -> dict | None:
@@ -39,7 +38,7 @@ def kept_summary(listing: Listing) -> dict | None:
         question, answer = json.loads(_path(listing.folder, *listing.sealed[1:]).read_text())
     except (OSError, ValueError):
         return None
-    if question != _QUESTION:
+    if question != _question():
         return None
     times = {name: datetime.fromisoformat(answer[name]) for name in _TIMES if answer[name]}
     return {**answer, **times, "run_id": listing.run_id}
@@ -51,6 +50,11 @@ def drop_other_summaries(folder: Path) -> None:
     for path in folder.glob(".summary-*.json"):
         if path != _path(folder, sealed.st_mtime_ns, sealed.st_size):
             path.unlink(missing_ok=True)
+
+
+def _question() -> str:
+    """What was asked: a release with another query, other columns or another schema does not take this one's answer."""
+    return hashlib.blake2b(f"{SCHEMA_VERSION} {RUNS_COLUMNS} {RUNS}".encode(), digest_size=8).hexdigest()
 
 
 def _path(folder: Path, mtime_ns: int, size: int) -> Path:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import re
+import sys
+import zipfile
 from pathlib import Path
 
+from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from depthbench.errors import UserError
+from depthbench.store.disk import write_error
 
+KEPT = 2  # the newest ones; the best by validation loss is kept besides
 NAME = re.compile(r"step-(\d+)\.ckpt")
 
 
@@ -27,9 +32,29 @@ def steps(run_folder: Path) -> list[int]:
 
 
 def newest(run_folder: Path) -> tuple[int, Path] | None:
-    """(step, file) of the newest checkpoint, or None where there is none yet."""
-    found = steps(run_folder)
-    return (found[-1], path(run_folder, found[-1])) if found else None
+    """(step, file) of the newest whole checkpoint, or None where there is none yet; a truncated one is skipped with a warning."""
+    for step in reversed(steps(run_folder)):
+        file = path(run_folder, step)
+        if zipfile.is_zipfile(file):  # PyTorch's format; what makes it whole is its last bytes
+            return step, file
+        print(f"depthbench: checkpoint {file} is truncated: the one before it is used", file=sys.stderr)
+    return None
+
+
+def prune(run_folder: Path, keep: int = KEPT) -> None:
+    """Remove all but the newest checkpoints."""
+    for step in steps(run_folder)[:-keep]:
+        path(run_folder, step).unlink(missing_ok=True)
+
+
+class CheckpointFiles(TorchCheckpointIO):
+    """Lightning's checkpoint files; a disk that refuses one is the user's to mend, in one line."""
+
+    def save_checkpoint(self, checkpoint, path, storage_options=None) -> None:
+        try:
+            super().save_checkpoint(checkpoint, path, storage_options)
+        except OSError as error:
+            raise write_error(Path(path).parent, error) from error
 
 
 def required(run_folder: Path) -> Path:
@@ -48,6 +73,6 @@ def keepers(run_folder: Path) -> list[ModelCheckpoint]:
         "save_on_train_epoch_end": False,
         "enable_version_counter": False,
     }
-    last = ModelCheckpoint(filename="step-{step:08d}", monitor="step", mode="max", save_top_k=2, **common)
+    last = ModelCheckpoint(filename="step-{step:08d}", monitor="step", mode="max", save_top_k=KEPT, **common)
     best = ModelCheckpoint(filename="best-{step:08d}", monitor="val/loss", mode="min", save_top_k=1, **common)
     return [last, best]

@@ -10,6 +10,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from depthbench.errors import UserError, unknown
+from depthbench.quantities import whole_number
 from depthbench.training.plan import Experiment
 
 # Trainer arguments that the plan decides, and the key a user should turn instead.
@@ -40,24 +41,19 @@ TRAINER_DEFAULTS = {
     "trainer.max_steps": -1,
     "trainer.devices": 1,
 }
-COUNT = re.compile(r"([0-9.]+(?:e[+-]?[0-9]+)?)\s*([kmbt]?)", re.IGNORECASE)
-MULTIPLIER = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 
 
-class TokenCount:
-    """Reads a number of tokens: ``2000000``, ``2e6``, ``2M`` or ``8B``. An object, so that ``--help`` can say what it is."""
+class Count:
+    """jsonargparse's type of whole numbers such as 2M; an object, so that ``--help`` can say what it is."""
+
+    def __init__(self, key: str):
+        self.key = key
 
     def __call__(self, text: str | int | float) -> int:
-        match = COUNT.fullmatch(str(text).strip().replace("_", ""))
-        if match is None:
-            raise ValueError(f"'{text}' is not a number of tokens: write 2000000, 2e6 or 2M")
-        return round(float(match[1]) * MULTIPLIER[match[2].lower()])
+        return whole_number(text, f"--{self.key}")
 
     def __repr__(self) -> str:
-        return "number, as 2M"
-
-
-token_count = TokenCount()
+        return "whole number, as 2M"
 
 
 HELP = {
@@ -65,15 +61,16 @@ HELP = {
     "size": ("parameter budget and its recipe (see `depthbench shapes`)", str),
     "ratio": ("aspect ratio d_model / n_layer (default: the size's)", float | None),
     "budget": ("what the size's budget counts: total or backbone parameters", str),
-    "tokens": ("training tokens, for example 2M; re-plans the schedule (default: the size's)", token_count),
+    "tokens": ("training tokens, for example 2M; re-plans the schedule (default: the size's)", Count("tokens")),
     "lr": ("peak learning rate (default: the recipe's for this design and size)", float | None),
     "seed": ("seed of initialisation and data order", int),
     "seq_len": ("tokens predicted per sequence (default: the size's)", int | None),
-    "batch_tokens": ("tokens per optimizer step (default: the size's)", token_count),
+    "batch_tokens": ("tokens per optimizer step (default: the size's)", Count("batch-tokens")),
     "micro_batch": ("sequences per forward pass; the rest of a step is accumulated (default: at most the size's)", int | None),
     "corpus": ("embedded, fineweb-edu, or the folder of a prepared corpus (default: the size's)", str | None),
     "tokenizer": ("tokenizer the corpus is made with: bpe-N, olmo, or the path of a tokenizer.json (default: the size's)", str | None),
     "validations": ("validations and checkpoints per run, evenly spaced, the last at the end", int),
+    "count_extras": ("solve the shape with the design's own parameters counted (default: Pre-LN's count, as in the paper)", bool),
     "recipe": ("optimizer and schedule", str),
     "compile": ("torch.compile the sublayers, region by region", bool),
     "workers": ("data loader processes", int),
@@ -145,9 +142,14 @@ class ExperimentCLI(LightningCLI):
         self.config_init = self.parser.instantiate(self.config)
         self.experiment = Experiment(**{f.name: self.config[f.name] for f in fields(Experiment)})
 
-    def resolved_config(self) -> str:
-        """YAML with which ``--config`` repeats this command."""
-        return self.parser.dump(self.config, skip_unset=True)
+    def resolved_config(self, **resolved) -> str:
+        """YAML with which ``--config`` repeats this run, with what the plan ``resolved`` in place of what was left open."""
+        config = self.config.clone()
+        for key in ("config", "fresh", "seed_everything"):
+            config.pop(key, None)
+        for key, value in resolved.items():
+            config[key] = value
+        return self.parser.dump(config, skip_unset=True, skip_validation=True)
 
 
 def parse(args: list[str]) -> ExperimentCLI:

@@ -16,10 +16,10 @@ import lightning as L
 import torch
 import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.accelerators import CUDAAccelerator
+from lightning.pytorch.accelerators import CUDAAccelerator, MPSAccelerator
 
-from depthbench import __version__
-from depthbench.errors import UserError
+from depthbench import __version__, shapes
+from depthbench.errors import UserError, unknown
 from depthbench.nn.model import LanguageModel, build_model
 from depthbench.resources import PACKAGE
 from depthbench.shapes import flops_per_token_train
@@ -39,6 +39,9 @@ from depthbench.training.plan import Plan, resolve, run_row
 from depthbench.training.progress import TrainingProgress
 from depthbench.training.recorder import Recorder, StoreLogger
 from depthbench.training.skip_ablation import SkipAblation, fixed_windows
+
+# fp16 is not among them: its scaler would multiply the recorded gradients.
+PRECISIONS = ("32-true", "bf16-mixed", "bf16-true", "64-true")
 
 
 class StopAtLastStep(L.Callback):
@@ -60,9 +63,9 @@ def fit(cli: ExperimentCLI) -> int:
     """
     quieten()
     probe = bare_trainer(cli)
-    precision = cli.config.trainer.precision or default_precision(probe)
-    plan = resolve(cli.experiment, precision=str(precision), max_steps=cli.config.trainer.max_steps, world_size=probe.world_size)
-    folder = Path(cli.experiment.runs) / plan.run_id
+    precision = precision_of(cli, probe)
+    plan = resolve(cli.experiment, precision=precision, max_steps=cli.config.trainer.max_steps, world_size=probe.world_size)
+    folder = Path(cli.experiment.runs).expanduser() / plan.run_id
     if cli.config.fresh and is_run_folder(folder):
         print(f"The old folder is kept as {keep_aside(folder)}")
     with run_lock(folder):  # from before it is decided what there is to go on from
@@ -71,19 +74,19 @@ def fit(cli: ExperimentCLI) -> int:
             print(f"Run {plan.run_id} is already finished; --fresh would start it over.")
             print(summary(folder.parent, plan.run_id, plan.card))
             return 0
-        return train(cli, plan, folder, precision)
+        return train(cli, plan, folder)
 
 
-def train(cli: ExperimentCLI, plan: Plan, folder: Path, precision: str) -> int:
+def train(cli: ExperimentCLI, plan: Plan, folder: Path) -> int:
     """Build everything, run Lightning, and seal the run folder whatever happens."""
     resume = checkpoints.newest(folder)
     L.seed_everything(plan.experiment.seed, workers=True, verbose=False)
     model = build(plan)
-    data = data_module(plan)
+    data = data_module(plan, cache_dir=folder / "chunks")
     print(announcement(plan, folder, resumed_from=resume[0] if resume else None), flush=True)
     with RunWriter(folder, run_facts(cli, plan), **attempt(folder, resume)) as writer:
-        (folder / "config.yaml").write_text(cli.resolved_config(), encoding="utf-8")
-        trainer = build_trainer(cli, plan, folder, writer, data, precision)
+        (folder / "config.yaml").write_text(repeatable_config(cli, plan), encoding="utf-8")
+        trainer = build_trainer(cli, plan, folder, writer, data)
         writer.update_run(device=device_name(trainer), n_device=trainer.world_size)
         module = LanguageModelingModule(model, recipe=plan.recipe, lr=plan.lr, total_steps=plan.steps)
         try:
@@ -108,14 +111,21 @@ def train(cli: ExperimentCLI, plan: Plan, folder: Path, precision: str) -> int:
 
 
 def build(plan: Plan) -> LanguageModel:
-    """The plan's model, compiled by region where asked."""
+    """The plan's model, compiled by region where asked. UserError where the design's parameters are not as many as it says."""
     model = build_model(plan.experiment.arch, **plan.shape.model_kwargs(), norm_eps=plan.recipe.norm_eps)
+    counted = sum(parameter.numel() for parameter in model.parameters())
+    if counted != plan.params_total:
+        raise UserError(
+            f"design {plan.experiment.arch} has {counted - plan.shape.params_total:,} parameters of its own, "
+            f"its params_extra says {plan.params_extra:,}: mend that method"
+        )
     if plan.experiment.compile:
         model.compile_regions()
     return model
 
 
-def data_module(plan: Plan) -> CorpusDataModule:
+def data_module(plan: Plan, cache_dir: Path | None = None) -> CorpusDataModule:
+    """The plan's data; ``cache_dir`` takes the chunks of a remote corpus, local ones are read in place."""
     return CorpusDataModule(
         plan.corpus,
         seed=plan.experiment.seed,
@@ -124,15 +134,15 @@ def data_module(plan: Plan) -> CorpusDataModule:
         accumulation=plan.accumulation,
         val_blocks=plan.val_blocks,
         workers=plan.experiment.workers,
+        cache_dir=cache_dir,
     )
 
 
-def build_trainer(cli: ExperimentCLI, plan: Plan, folder: Path, writer: RunWriter, data: CorpusDataModule, precision: str) -> L.Trainer:
+def build_trainer(cli: ExperimentCLI, plan: Plan, folder: Path, writer: RunWriter, data: CorpusDataModule) -> L.Trainer:
     """Lightning's Trainer with the user's arguments, ours, our logger and our callbacks before the user's own."""
     config = dict(cli.config_init.trainer)
     at = {"tokens_per_step": plan.batch_tokens, "last_step": plan.last_step}
-    dtype = torch.float32 if precision.startswith("32") else torch.bfloat16
-    recorder = Recorder(**at, flops_per_token=flops_per_token_train(plan.shape, plan.seq_len), dtype=dtype)
+    recorder = Recorder(**at, flops_per_token=flops_per_token_train(plan.shape, plan.seq_len))
     callbacks = [recorder, StopAtLastStep(plan.last_step)]
     if plan.experiment.layer_stats_every > 0:
         windows = fixed_windows(data.val_dataset())
@@ -142,14 +152,15 @@ def build_trainer(cli: ExperimentCLI, plan: Plan, folder: Path, writer: RunWrite
         ]
     if config.pop("enable_progress_bar", None) is not False:
         callbacks.append(TrainingProgress(recorder, last_step=plan.last_step))
-    callbacks += [*(config.pop("callbacks", None) or []), *checkpoints.keepers(folder), Interruption(folder)]
+    callbacks += [*as_list(config.pop("callbacks", None)), *checkpoints.keepers(folder), Interruption(folder)]
     logger = StoreLogger(writer, run_id=plan.run_id, tokens_per_step=plan.batch_tokens)
     return L.Trainer(
         **{
             **config,
             "callbacks": callbacks,
-            "logger": [logger, *user_loggers(config.pop("logger", None))],
-            "precision": precision,
+            "logger": [logger, *as_list(config.pop("logger", None))],
+            "plugins": [*as_list(config.pop("plugins", None)), checkpoints.CheckpointFiles()],
+            "precision": plan.precision,
             "max_epochs": 1,
             "max_steps": plan.last_step,
             "accumulate_grad_batches": plan.accumulation,
@@ -163,26 +174,39 @@ def build_trainer(cli: ExperimentCLI, plan: Plan, folder: Path, writer: RunWrite
     )
 
 
-def user_loggers(asked) -> list:
-    """Lightning's ``--trainer.logger`` beside ours: one, several, or none."""
-    if asked in (None, True, False):
+def as_list(asked) -> list:
+    """What a user gave for a Trainer argument that takes one, several, or none (also as true or false)."""
+    if asked is None or isinstance(asked, bool):
         return []
     return list(asked) if isinstance(asked, (list, tuple)) else [asked]
 
 
 def bare_trainer(cli: ExperimentCLI) -> L.Trainer:
     """A Trainer with the user's devices only: says the accelerator and the world size before anything is built."""
-    keys = ("accelerator", "strategy", "devices", "num_nodes", "precision", "plugins")
-    asked = {key: cli.config_init.trainer[key] for key in keys}
+    trainer = _bare_trainer(cli)
+    if isinstance(trainer.accelerator, MPSAccelerator) and cli.config.trainer.accelerator == "auto":
+        cli.config_init.trainer.accelerator = "cpu"  # Apple's GPUs lack fp64, in which losses are summed
+        trainer = _bare_trainer(cli)
+    if trainer.world_size > 1:
+        raise UserError(f"a run on {trainer.world_size} devices is not supported yet: use --trainer.devices 1 and one process")
+    return trainer
+
+
+def _bare_trainer(cli: ExperimentCLI) -> L.Trainer:
+    asked = {key: cli.config_init.trainer[key] for key in ("accelerator", "strategy", "devices", "num_nodes", "precision", "plugins")}
     try:
         return L.Trainer(**asked, logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
     except (MisconfigurationException, ValueError) as error:
         raise UserError(f"the trainer cannot start: {' '.join(str(error).split())}") from error
 
 
-def default_precision(trainer: L.Trainer) -> str:
-    """bf16 autocast on a GPU, fp32 elsewhere."""
-    return "bf16-mixed" if isinstance(trainer.accelerator, CUDAAccelerator) else "32-true"
+def precision_of(cli: ExperimentCLI, trainer: L.Trainer) -> str:
+    """Lightning's name of the asked precision; where none is asked, bf16 autocast on a GPU and fp32 elsewhere."""
+    if cli.config.trainer.precision is None:
+        return "bf16-mixed" if isinstance(trainer.accelerator, CUDAAccelerator) else "32-true"
+    if trainer.precision not in PRECISIONS:
+        raise unknown("precision", trainer.precision, PRECISIONS)
+    return trainer.precision
 
 
 def device_name(trainer: L.Trainer) -> str:
@@ -191,10 +215,26 @@ def device_name(trainer: L.Trainer) -> str:
     return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
 
 
+def repeatable_config(cli: ExperimentCLI, plan: Plan) -> str:
+    """The run's config.yaml: the command with what the plan decided in place of what was left open."""
+    size = shapes.size_named(plan.experiment.size)
+    resolved = {
+        "ratio": plan.ratio_requested,
+        "tokens": plan.tokens,
+        "lr": plan.lr,
+        "seq_len": plan.seq_len,
+        "batch_tokens": plan.batch_tokens,
+        "corpus": plan.experiment.corpus or size.corpus,
+        "tokenizer": plan.experiment.tokenizer or size.tokenizer,
+        "trainer.precision": plan.precision,
+    }
+    return cli.resolved_config(**resolved)
+
+
 def run_facts(cli: ExperimentCLI, plan: Plan) -> dict:
     """The first row of the ``run`` table: the plan, where the code came from, and the whole configuration."""
     config = {
-        "command": yaml.safe_load(cli.resolved_config()),
+        "command": yaml.safe_load(repeatable_config(cli, plan)),
         "recipe": asdict(plan.recipe),
         "data": {
             "folder": str(plan.corpus),
@@ -224,7 +264,7 @@ def attempt(folder: Path, resume: tuple[int, Path] | None) -> dict:
 
 def keep_aside(folder: Path) -> Path:
     """Move a run folder under ``.aside`` beside the other runs, where no listing shows it."""
-    aside = folder.parent / ".aside" / f"{folder.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    aside = folder.parent / ".aside" / f"{folder.name}-{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() % 10**9:09d}"
     aside.parent.mkdir(exist_ok=True)
     with run_lock(folder):
         shutil.move(folder, aside)
@@ -235,7 +275,10 @@ def git_commit() -> str | None:
     """The commit of a source checkout, None for an installed package."""
     if not (PACKAGE.parent / ".git").exists():
         return None
-    asked = subprocess.run(["git", "rev-parse", "HEAD"], cwd=PACKAGE.parent, capture_output=True, text=True)
+    try:
+        asked = subprocess.run(["git", "rev-parse", "HEAD"], cwd=PACKAGE.parent, capture_output=True, text=True)
+    except OSError:  # no git on this machine
+        return None
     return asked.stdout.strip() or None
 
 

@@ -8,6 +8,7 @@ import signal
 import lightning as L
 
 from depthbench.training import checkpoints
+from depthbench.training.module import step_done
 
 
 class Interrupted(Exception):
@@ -47,9 +48,11 @@ class Interruption(L.Callback):
             raise Interrupted(self.received)
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx) -> None:
-        if self.received is None or trainer.should_stop or trainer.fit_loop._should_accumulate():
-            return  # a run at its last step is let finish
+        validation_due = trainer.should_stop or (batch_idx + 1) % trainer.val_check_batch == 0
+        if self.received is None or validation_due or not step_done(trainer):
+            return  # a validation that is due writes the checkpoint itself, after which the run ends or is stopped
         trainer.save_checkpoint(checkpoints.path(self.folder, trainer.global_step))
+        checkpoints.prune(self.folder)
         raise Interrupted(self.received)
 
     def on_train_end(self, trainer, module) -> None:

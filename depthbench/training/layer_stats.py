@@ -18,6 +18,7 @@ import torch
 
 from depthbench.nn.model import LanguageModel
 from depthbench.residuals.base import map_tensors
+from depthbench.training.module import step_done
 
 BRANCH_SITES = ("attn_branch", "ffn_branch")
 
@@ -51,7 +52,7 @@ class StepSums:
             values = [next(flat) for _ in parts]
             sums = (values[0::3], [norm * norm for norm in values[1::3]], values[2::3]) if len(key) == 3 else (values, [], [])
             rows.append([self.counts[key], *map(sum, sums)])
-        rows = strategy.reduce(torch.tensor(rows, dtype=torch.float64), reduce_op="sum").tolist()
+        rows = strategy.reduce(torch.tensor(rows, dtype=torch.float64, device=strategy.root_device), reduce_op="sum").tolist()
         return dict(zip(self.parts, map(tuple, rows), strict=True))
 
     def rows(self, strategy, world_size: int) -> list[dict]:
@@ -103,7 +104,7 @@ class LayerStatistics(L.Callback):
         self._attached.close()
         self._observer.finish()
         self._observer = None
-        if trainer.fit_loop._should_accumulate():
+        if not step_done(trainer):
             return
         sums, self._sums = self._sums, None
         rows, step = sums.rows(trainer.strategy, trainer.world_size), trainer.global_step
@@ -162,8 +163,11 @@ class Observer:
         return tensor
 
     def finish(self) -> None:
-        """After backward: the gradient on each depth state, from those on the tensors of its state."""
+        """After backward: the gradient on each depth state, from those on the tensors of its state.
+
+        Lets go of every tensor: the hooks on them hold this observer, and with it would keep the whole graph alive.
+        """
         for block, state in self._states:
             gradients = map_tensors(lambda tensor: self._gradients[id(tensor)], state)
-            depth_gradient = self.model.residual.depth_gradient(gradients, block=block + 1)
-            self.sums.add((block, "block_out", "backward"), depth_gradient)
+            self.sums.add((block, "block_out", "backward"), self.model.residual.depth_gradient(gradients, block=block + 1))
+        self._states, self._gradients, self._before = [], {}, None

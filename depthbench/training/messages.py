@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+from depthbench import shapes
 from depthbench.corpora import Card
 from depthbench.store.reader import Store
 from depthbench.training.plan import Plan
 
 HOW_TO_GO_ON = "Nothing is lost: repeat the same command and it goes on from the newest checkpoint."
+
+BEYOND = ", beyond the budget's tolerance"
 
 
 def announcement(plan: Plan, folder: Path, resumed_from: int | None) -> str:
@@ -17,7 +20,7 @@ def announcement(plan: Plan, folder: Path, resumed_from: int | None) -> str:
     shape, card = plan.shape, plan.card
     lines = [
         f"{plan.experiment.arch} {plan.experiment.size}: {shape.n_layer} layers x {shape.d_model} (ratio {shape.ratio:.2f}, "
-        f"{plan.ratio_requested:g} asked), {plan.params_total:,} parameters",
+        f"{plan.ratio_requested:g} asked), {plan.params_total:,} parameters{BEYOND if plan.over_budget else ''}",
         f"corpus {card.corpus}: {card.train.blocks * plan.seq_len:,} training tokens, {plan.val_blocks * plan.seq_len:,} held out to "
         f"validate on; unigram entropy {card.unigram_entropy:.3f} nats",
         f"plan: {plan.last_step:,} of {plan.steps:,} steps x {plan.batch_tokens:,} tokens, "
@@ -36,13 +39,19 @@ def summary(runs: Path, run_id: str, card: Card) -> str:
         "validation loss": f"{row.val_loss:.4f} nats per token (the corpus's unigram entropy is {card.unigram_entropy:.4f})",
         "perplexity": f"{math.exp(row.val_loss):.2f}",
         "shape": f"{row.n_layer} layers x {row.d_model}, {row.n_head} heads of {row.head_dim}, d_ff {row.d_ff}, ratio {row.ratio:.2f}",
-        "parameters": f"{row.params_total:,} ({row.params_backbone:,} in the backbone)",
+        "parameters": f"{row.params_total:,} ({row.params_backbone:,} in the backbone){BEYOND if beyond(row) else ''}",
         "tokens": f"{int(row.tokens_done):,} in {int(row.step):,} steps",
         "time": duration(row.wall_s),
         "run folder": str(runs / run_id),
         "dashboard": f"depthbench app{runs_flag(runs)}",
     }
     return "\n".join(f"{name + ':':<17}{value}" for name, value in facts.items())
+
+
+def beyond(row) -> bool:
+    """Whether a recorded run's model is larger than its size's budget and tolerance allow."""
+    counted = row.params_total if row.budget == "total" else row.params_backbone
+    return counted > row.budget_params * (1 + shapes.size_named(row["size"]).tolerance)
 
 
 def runs_flag(runs: Path) -> str:

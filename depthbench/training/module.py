@@ -24,6 +24,11 @@ def next_token_loss(model: nn.Module, blocks_BT: torch.Tensor, reduction: str = 
     return F.cross_entropy(logits_BTV.float().flatten(0, 1), blocks_BT[:, 1:].flatten(), reduction=reduction)
 
 
+def step_done(trainer: L.Trainer) -> bool:
+    """Whether the micro-batch that just ended completed an optimizer step."""
+    return not trainer.fit_loop._should_accumulate()
+
+
 class LanguageModelingModule(L.LightningModule):
     """Trains ``model`` on blocks of token ids.
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from depthbench import corpora, recipes, residuals, shapes
 from depthbench.errors import UserError
 from depthbench.recipes import Recipe
-from depthbench.shapes import Shape
+from depthbench.shapes import Shape, positive
 from depthbench.store.runs import run_id
 
 
@@ -30,6 +29,7 @@ class Experiment:
     corpus: str | None = None
     tokenizer: str | None = None
     recipe: str = "paper"
+    count_extras: bool = False
     compile: bool = False
     workers: int = 0
     validations: int = 5
@@ -80,6 +80,11 @@ class Plan:
         return self.shape.params_total + self.params_extra
 
     @property
+    def over_budget(self) -> bool:
+        """Whether the design's own parameters take the model out of the size's tolerance."""
+        return shapes.over_budget(self.shape, self.experiment.size, self.params_extra, self.experiment.budget)
+
+    @property
     def run_id(self) -> str:
         """Readable prefix and a hash over what decides the result (store.md, "Run ids")."""
         asked, shape = self.experiment, self.shape
@@ -95,7 +100,7 @@ class Plan:
                 "seq_len": self.seq_len,
                 "batch_tokens": self.batch_tokens,
                 "tokens_planned": self.tokens,
-                "max_steps": self.max_steps,
+                "max_steps": self.last_step,
                 "seed": asked.seed,
                 "precision": self.precision,
             }
@@ -107,23 +112,18 @@ def resolve(asked: Experiment, *, precision: str = "32-true", max_steps: int = -
 
     Raises UserError with one line for every value that cannot be: unknown names, a shape out of reach, a batch that does not divide.
     """
+    check(asked, max_steps)
     residual = residuals.get(asked.arch)
     size = shapes.size_named(asked.size)
     ratio = size.ratio if asked.ratio is None else asked.ratio
-    shape = shapes.solve_shape(size, ratio, budget=asked.budget)
-    recipe = recipes.recipe(asked.recipe)
-    seq_len = positive("seq_len", size.seq_len if asked.seq_len is None else asked.seq_len)
-    batch_tokens = positive("batch_tokens", size.batch_tokens if asked.batch_tokens is None else asked.batch_tokens)
+    shape = shapes.solve_shape(size, ratio, budget=asked.budget, params_extra=residual.params_extra if asked.count_extras else None)
+    seq_len, batch_tokens = asked.seq_len or size.seq_len, asked.batch_tokens or size.batch_tokens
     sequences, micro_batch = batching(batch_tokens, seq_len, asked.micro_batch, at_most=size.micro_batch, world_size=world_size)
-    tokens = positive("tokens", size.tokens if asked.tokens is None else asked.tokens)
+    tokens = asked.tokens or size.tokens
     steps = tokens // (sequences * seq_len)
     if steps == 0:
-        raise UserError(
-            f"--tokens {tokens} is less than one step of {sequences * seq_len} tokens: ask for more tokens or a smaller --batch-tokens"
-        )
-    lr = recipes.learning_rate(size, asked.arch, asked.recipe) if asked.lr is None else asked.lr
-    if not (math.isfinite(lr) and lr > 0):
-        raise UserError(f"--lr {lr} is not a learning rate: give a positive number, for example --lr 2e-3")
+        step = sequences * seq_len
+        raise UserError(f"--tokens {tokens} is less than one step of {step} tokens: ask for more tokens or a smaller --batch-tokens")
 
     tokenizer = asked.tokenizer or size.tokenizer
     folder = corpora.ensure(asked.corpus or size.corpus, tokenizer=tokenizer, seq_len=seq_len, val_tokens=size.val_tokens)
@@ -132,8 +132,8 @@ def resolve(asked: Experiment, *, precision: str = "32-true", max_steps: int = -
     return Plan(
         experiment=asked,
         shape=shape,
-        recipe=recipe,
-        lr=lr,
+        recipe=recipes.recipe(asked.recipe),
+        lr=asked.lr or recipes.learning_rate(size, asked.arch, asked.recipe),
         ratio_requested=ratio,
         budget_params=size.budgets[asked.budget],
         params_extra=residual.params_extra(shape),
@@ -145,17 +145,22 @@ def resolve(asked: Experiment, *, precision: str = "32-true", max_steps: int = -
         max_steps=max_steps,
         precision=precision,
         val_blocks=min(max(1, size.val_tokens // seq_len), card.val.blocks),
-        validations=positive("validations", asked.validations),
+        validations=asked.validations,
         corpus=folder,
         card=card,
     )
 
 
-def positive(name: str, value: int) -> int:
-    """``value`` if it is positive, else the error that names the flag."""
-    if value <= 0:
-        raise UserError(f"--{name.replace('_', '-')} must be a positive number, not {value}")
-    return value
+def check(asked: Experiment, max_steps: int) -> None:
+    """Refuse numbers that make no run, naming the flag."""
+    for name in ("tokens", "lr", "seq_len", "batch_tokens", "micro_batch", "validations"):
+        if getattr(asked, name) is not None:
+            positive(f"--{name.replace('_', '-')}", getattr(asked, name))
+    for name in ("seed", "workers", "layer_stats_every"):
+        if getattr(asked, name) < 0:
+            raise UserError(f"--{name.replace('_', '-')} cannot be negative, as {getattr(asked, name)} is: use 0 or more")
+    if max_steps == 0 or max_steps < -1:
+        raise UserError(f"--trainer.max_steps {max_steps} trains nothing: give a number of steps, or -1 for the whole plan")
 
 
 def batching(batch_tokens: int, seq_len: int, micro_batch: int | None, *, at_most: int, world_size: int) -> tuple[int, int]:
@@ -173,7 +178,7 @@ def batching(batch_tokens: int, seq_len: int, micro_batch: int | None, *, at_mos
         raise UserError(f"a step of {sequences} sequences cannot be shared by {world_size} processes: choose another --batch-tokens")
     if micro_batch is None:
         return sequences, max(count for count in range(1, min(at_most, share) + 1) if share % count == 0)
-    if share % positive("micro_batch", micro_batch):
+    if share % micro_batch:
         raise UserError(f"--micro-batch {micro_batch} does not divide the {share} sequences of a step: use a divisor of {share}")
     return sequences, micro_batch
 

@@ -8,6 +8,8 @@ import time
 from lightning.pytorch.callbacks import ProgressBar
 from tqdm import tqdm
 
+from depthbench.training.module import step_done
+
 # Without a terminal (a log file, a scheduler) a bar would be one endless line: print about this many lines a run instead.
 PLAIN_LINES = 20
 FORMAT = "{desc}: {percentage:3.0f}%|{bar}| step {n_fmt}/{total_fmt} [{elapsed} < {remaining}{postfix}]"
@@ -39,7 +41,7 @@ class TrainingProgress(ProgressBar):
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx) -> None:
         super().on_train_batch_end(trainer, module, outputs, batch, batch_idx)
-        if not self._enabled or trainer.fit_loop._should_accumulate():
+        if not self._enabled or not step_done(trainer):
             return
         step = trainer.global_step
         if self._bar is not None:
@@ -75,11 +77,10 @@ class TrainingProgress(ProgressBar):
             self._bar = None
 
     def _figures(self) -> str:
+        """The latest recorded figures; a resumed run has none before its first step."""
+        formats = {"train/loss": "loss {:.3f}", "val/loss": "val {:.3f}", "perf/tokens_per_s": "{:,.0f} tokens/s"}
         latest = self.recorder.latest
-        figures = [f"loss {latest['train/loss']:.3f}", f"{latest['perf/tokens_per_s']:,.0f} tokens/s"]
-        if "val/loss" in latest:
-            figures.insert(1, f"val {latest['val/loss']:.3f}")
-        return ", ".join(figures)
+        return ", ".join(text.format(latest[name]) for name, text in formats.items() if name in latest)
 
     def _time_left(self, step: int) -> str:
         per_step = (time.perf_counter() - self._began) / (step - self._first)

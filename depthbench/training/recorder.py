@@ -9,12 +9,26 @@ from typing import TYPE_CHECKING
 
 import lightning as L
 import torch
-from lightning.fabric.utilities.throughput import get_available_flops
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
+from depthbench.training.module import step_done
+
 if TYPE_CHECKING:
     from depthbench.store.writer import RunWriter
+
+
+# Dense bf16 tensor-core FLOP/s by a part of the device's name, from NVIDIA's data sheets (SXM where there are several forms).
+PEAK_BF16_FLOPS = {
+    "B200": 2.25e15,
+    "H200": 989e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "A10G": 70e12,
+    "L4": 121e12,
+    "4090": 165e12,
+}
 
 
 class StoreLogger(Logger):
@@ -55,14 +69,13 @@ class StoreLogger(Logger):
 class Recorder(L.Callback):
     """Sends the scalars of each optimizer step, and of each validation, to all loggers.
 
-    The step is the number of optimizer steps done, the loss that of the batch which this step used. The first and the last step are
-    always logged, others every ``trainer.log_every_n_steps``. ``wall_s`` counts training and validation and goes on after a resume;
-    tokens per second leave validation out.
+    The step is the number of optimizer steps done, the loss that of the batch which this step used. The first step of an attempt and
+    the last of the run are always logged, others every ``trainer.log_every_n_steps`` (0: no others). ``wall_s`` counts training and
+    validation and goes on after a resume; tokens per second leave validation out.
     """
 
-    def __init__(self, *, tokens_per_step: int, last_step: int, flops_per_token: float, dtype: torch.dtype):
-        self.tokens_per_step, self.last_step = tokens_per_step, last_step
-        self.flops_per_token, self.dtype = flops_per_token, dtype
+    def __init__(self, *, tokens_per_step: int, last_step: int, flops_per_token: float):
+        self.tokens_per_step, self.last_step, self.flops_per_token = tokens_per_step, last_step, flops_per_token
         self._wall_before, self._started = 0.0, time.perf_counter()
         self._busy_since = self._started
         self._losses: list[torch.Tensor] = []
@@ -86,16 +99,18 @@ class Recorder(L.Callback):
 
     def on_train_start(self, trainer, module) -> None:
         self._started = self._busy_since = time.perf_counter()
-        self._peak_flops = get_available_flops(module.device, self.dtype) if module.device.type == "cuda" else None
+        self._first = trainer.global_step + 1
+        self._peak_flops = peak_flops(module.device)
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx) -> None:
         self._losses.append(outputs["loss"].detach())
-        if trainer.fit_loop._should_accumulate():
+        if not step_done(trainer):
             return
         losses, self._losses = self._losses, []
         self._steps_timed += 1
         step = trainer.global_step
-        if step != 1 and step != self.last_step and step % trainer.log_every_n_steps:
+        every = trainer.log_every_n_steps
+        if step not in (self._first, self.last_step) and not (every and step % every == 0):
             return
         # Lightning hands back each micro-batch's loss already divided by the accumulation.
         loss = trainer.strategy.reduce(torch.stack(losses).sum(), reduce_op="mean").item()
@@ -143,6 +158,14 @@ class Recorder(L.Callback):
             if isinstance(logger, StoreLogger):
                 logger.wall_s = self.wall_s
             logger.log_metrics(metrics, step=step)
+
+
+def peak_flops(device: torch.device) -> float | None:
+    """The GPU's dense bf16 FLOP/s; None for a CPU or a GPU that is not listed: then no MFU is recorded."""
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((flops for part, flops in PEAK_BF16_FLOPS.items() if part in name), None)
 
 
 def peak_memory_bytes(device: torch.device) -> float:

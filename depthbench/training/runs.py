@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from pickle import UnpicklingError
 
 import lightning as L
 import torch
@@ -14,7 +15,7 @@ from torch.utils.data import Dataset
 from depthbench import corpora
 from depthbench.errors import UserError
 from depthbench.nn.model import LanguageModel, build_model
-from depthbench.recipes import recipe
+from depthbench.recipes import Recipe
 from depthbench.store.reader import read_run
 from depthbench.store.runs import find_run
 from depthbench.training import checkpoints
@@ -46,7 +47,10 @@ class Run:
         model = build_model(
             self.row["arch"], **{name: int(self.row[name]) for name in SHAPE_COLUMNS}, norm_eps=self.config["recipe"]["norm_eps"]
         )
-        weights = torch.load(self.checkpoint, map_location="cpu", weights_only=True)["state_dict"]
+        try:
+            weights = torch.load(self.checkpoint, map_location="cpu", weights_only=True)["state_dict"]
+        except (RuntimeError, EOFError, UnpicklingError, KeyError) as error:
+            raise UserError(f"checkpoint {self.checkpoint} is damaged: remove it, and the one before it is used") from error
         model.load_state_dict({name.removeprefix("model."): tensor for name, tensor in weights.items() if name.startswith("model.")})
         return model.eval()
 
@@ -85,8 +89,8 @@ def load_run(ref: str | Path, *, runs: str | Path = "runs", step: int | None = N
 def validate(ref: str, *, runs: str | Path = "runs") -> dict[str, float]:
     """val/loss (nats per token) and val/perplexity of a run's newest checkpoint, by the same code as in training."""
     run = load_run(ref, runs=runs)
-    facts = recipe(run.config["recipe"]["name"])
-    module = LanguageModelingModule(run.model, recipe=facts, lr=run.row["lr"], total_steps=run.config["data"]["steps"])
+    recipe = Recipe(**run.config["recipe"])
+    module = LanguageModelingModule(run.model, recipe=recipe, lr=run.row["lr"], total_steps=run.config["data"]["steps"])
     quiet = {"logger": False, "enable_checkpointing": False, "enable_model_summary": False, "enable_progress_bar": False}
     trainer = L.Trainer(devices=1, precision=run.row["precision"], use_distributed_sampler=False, **quiet)
     trainer.validate(module, datamodule=run.data, verbose=False)

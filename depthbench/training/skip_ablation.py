@@ -9,9 +9,12 @@ import torch
 from torch.nn import functional as F
 
 from depthbench.nn.model import LanguageModel
+from depthbench.training.module import step_done
 from depthbench.training.recorder import Recorder
 
 WINDOWS = 16
+LONGEST = 512  # tokens predicted per window
+MICRO_BATCH = 4  # windows per forward pass
 
 
 @torch.no_grad()
@@ -20,23 +23,30 @@ def skip_deltas(model: LanguageModel, blocks_BT: torch.Tensor) -> list[float]:
 
     Everything before the skipped block is reused: L (L - 1) / 2 blocks are run in all, not L (L - 1).
     """
+    sums = [losses_of(model, windows_BT) for windows_BT in blocks_BT.split(MICRO_BATCH)]
+    full, *skipped = (sum(losses) / blocks_BT[:, 1:].numel() for losses in zip(*sums, strict=True))
+    return [loss - full for loss in skipped]
+
+
+def losses_of(model: LanguageModel, blocks_BT: torch.Tensor) -> list[float]:
+    """Summed loss in nats of some windows: of the whole model, then with each block left out."""
     inputs_BT, targets_BT = blocks_BT[:, :-1], blocks_BT[:, 1:]
     n_layer = len(model.blocks)
 
     def loss(state) -> float:
-        return F.cross_entropy(model.logits(state).float().flatten(0, 1), targets_BT.flatten()).item()
+        return F.cross_entropy(model.logits(state).float().flatten(0, 1), targets_BT.flatten(), reduction="sum").item()
 
     states = [model.embed(inputs_BT)]
     for block in range(n_layer):
         states.append(model.run(states[-1], block, block + 1))
-    full = loss(states[-1])
-    return [loss(model.run(model.residual.skip(states[block], block=block), block + 1, n_layer)) - full for block in range(n_layer)]
+    left_out = (model.run(model.residual.skip(states[block], block=block), block + 1, n_layer) for block in range(n_layer))
+    return [loss(states[-1]), *map(loss, left_out)]
 
 
 class SkipAblation(L.Callback):
     """Records skip_delta before the first step, at the middle and at the end of the plan; its time is a scalar of its own.
 
-    ``windows`` is the fixed (16, T + 1) LongTensor of held-out token ids; ``sink(table, rows)`` receives the rows.
+    ``windows`` is the fixed (16, min(512, T) + 1) LongTensor of held-out token ids; ``sink(table, rows)`` receives the rows.
     """
 
     def __init__(self, sink, recorder: Recorder, windows: torch.Tensor, *, tokens_per_step: int, last_step: int):
@@ -48,7 +58,7 @@ class SkipAblation(L.Callback):
             self._record(trainer, module)
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx) -> None:
-        if trainer.global_step in self.steps and not trainer.fit_loop._should_accumulate():
+        if trainer.global_step in self.steps and step_done(trainer):
             self._record(trainer, module)
 
     def _record(self, trainer, module) -> None:
@@ -68,7 +78,7 @@ class SkipAblation(L.Callback):
 
 
 def fixed_windows(dataset, *, seed: int = 0, count: int = WINDOWS) -> torch.Tensor:
-    """``count`` held-out blocks chosen with a fixed seed, the same for every run on this corpus; LongTensor (count, T + 1)."""
+    """The first min(512, T) + 1 tokens of ``count`` held-out blocks chosen with a fixed seed, the same for every run on this corpus."""
     generator = torch.Generator().manual_seed(seed)
     chosen = torch.randperm(len(dataset), generator=generator)[:count].tolist()
-    return torch.stack([dataset[index] for index in chosen])
+    return torch.stack([dataset[index][: LONGEST + 1] for index in chosen])

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from decimal import Decimal
 from pathlib import Path
 
 from depthbench.errors import UserError
+from depthbench.quantities import whole_number
 
 PREPARE = """\
 examples:
@@ -142,15 +142,4 @@ def _size(n_bytes: int) -> str:
 
 
 def _count(text: str | None, option: str, default: int | None) -> int | None:
-    """A whole number, also written as 256k, 10M or 1.5B."""
-    if text is None:
-        return default
-    scale = {"k": 10**3, "m": 10**6, "b": 10**9}.get(text[-1:].lower(), 1)
-    digits = text[:-1] if scale > 1 else text
-    try:
-        value = Decimal(digits.replace(",", "").replace("_", "")) * scale
-        if value != int(value):
-            raise ValueError
-    except (ArithmeticError, ValueError):
-        raise UserError(f"{option} is '{text}', no whole number: write it as 2000, 256k, 10M or 1.5B") from None
-    return int(value)
+    return default if text is None else whole_number(text, option)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from depthbench.errors import UserError
-from depthbench.store import reading, sources, writer
+from depthbench.store import reading, sources, summary, writer
 from depthbench.store.folder import SEALED, SEGMENTS, list_run
 from depthbench.store.reader import Store, read_run
 from depthbench.store.schema import SCHEMA_VERSION
@@ -92,7 +92,7 @@ def good_and_bad(tmp_path, record, monkeypatch):
     for name in ("good-1", "good-2", "cut", "no-database", "bad-segment"):
         record(tmp_path / name, status=None if name == "bad-segment" else "finished", scalars=curve("x", [1.0]))
     with monkeypatch.context() as future:
-        for module in (writer, sources):
+        for module in (writer, sources, summary):
             future.setattr(module, "SCHEMA_VERSION", SCHEMA_VERSION + 1)
         record(tmp_path / "newer", scalars=curve("x", [1.0]))
         record(tmp_path / "newer-live", status=None, scalars=curve("x", [1.0]))
@@ -100,9 +100,6 @@ def good_and_bad(tmp_path, record, monkeypatch):
     (tmp_path / "no-database" / SEALED).write_text("not a database, whatever its name")
     (path,) = (tmp_path / "bad-segment" / SEGMENTS).glob("scalars-*")
     path.write_bytes(b"")
-    for folder in tmp_path.iterdir():
-        for summary in folder.glob(".summary-*"):
-            summary.unlink()
     return Store(tmp_path)
 
 

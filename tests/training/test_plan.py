@@ -68,10 +68,13 @@ def test_the_run_row_describes_the_model_that_is_built(asked):
         ({"ratio": 900.0}, "nearest reachable"),
         ({"tokens": 0}, "--tokens must be a positive number"),
         ({"tokens": 100}, "less than one step of 2048 tokens"),
-        ({"lr": -1.0}, "--lr -1.0 is not a learning rate"),
-        ({"lr": float("inf")}, "is not a learning rate"),
+        ({"lr": -1.0}, "--lr must be a positive number"),
+        ({"lr": float("inf")}, "--lr must be a positive number"),
         ({"batch_tokens": 1000}, "not a multiple of the sequence length 128: use 896"),
         ({"micro_batch": 5}, "does not divide the 16 sequences"),
+        ({"seed": -1}, "--seed cannot be negative"),
+        ({"workers": -1}, "--workers cannot be negative"),
+        ({"layer_stats_every": -5}, "--layer-stats-every cannot be negative"),
         ({"validations": 0}, "--validations must be a positive number"),
         ({"seq_len": 64, "batch_tokens": 2048}, "64"),
         ({"size": "nano", "seq_len": 128}, "2048"),
@@ -82,6 +85,23 @@ def test_refusals_are_one_line(asked, change, says):
         resolve(replace(asked, **change))
     assert says in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("steps", [0, -2])
+def test_max_steps_that_train_nothing(asked, steps):
+    with pytest.raises(UserError, match="trains nothing"):
+        resolve(asked, max_steps=steps)
+
+
+def test_max_steps_beyond_the_plan_name_the_same_run(asked):
+    assert resolve(asked, max_steps=48).run_id == resolve(asked, max_steps=1000).run_id == resolve(asked).run_id
+
+
+def test_all_shapes_validate_on_the_same_tokens(asked):
+    from depthbench.training.fit import data_module
+
+    wide, deep = (data_module(resolve(replace(asked, ratio=ratio))).val_dataset() for ratio in (18, 1.8))
+    assert len(wide) == len(deep) and all(wide[i].equal(deep[i]) for i in range(len(wide)))
 
 
 def test_a_corpus_that_is_not_there_names_the_command(asked):
