@@ -55,9 +55,14 @@ def dispatch(argv: list[str]) -> int:
     if hasattr(module, "main"):
         return module.main(rest)
     parser = OneLineParser(prog=f"depthbench {verb}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", default="runs", metavar="DIR", help="folder of all runs (default: runs)")
+    runs = OneLineParser(prog=parser.prog, add_help=False, allow_abbrev=False)
+    for taking in (parser, runs):
+        taking.add_argument("--runs", default="runs", metavar="DIR", help="folder of all runs (default: runs)")
     module.add_arguments(parser)
-    return module.run(parser.parse_args(rest))
+    common, rest = runs.parse_known_args(rest)  # before the verb's own: it may stand anywhere, also after `data info`
+    args = parser.parse_args(rest)
+    args.runs = common.runs
+    return module.run(args)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -4,22 +4,25 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
+import pandas as pd
 import pytest
 
 from depthbench.store.reader import Store
+from depthbench.training.interruption import Interruption
 from tests.conftest import REPOSITORY
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+
+
+def command(corpus, runs, steps):
+    common = ["fit", "--size", "pico", "--corpus", str(corpus), "--trainer.accelerator", "cpu"]
+    return [*common, "--runs", str(runs), "--tokens", str(steps * 2048)]
 
 
 def start(corpus, runs, steps):
-    arguments = [
-        "fit", "--size", "pico", "--corpus", str(corpus), "--runs", str(runs), "--tokens", str(steps * 2048), "--trainer.accelerator", "cpu"
-    ]  # fmt: skip
-    env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [sys.executable, "-m", "depthbench", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
-    )
+    process = [sys.executable, "-m", "depthbench", *command(corpus, runs, steps)]
+    return subprocess.Popen(process, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENVIRONMENT)
 
 
 def wait_for(process, text):
@@ -29,8 +32,36 @@ def wait_for(process, text):
     raise AssertionError(f"the process ended without saying {text!r}")
 
 
+def curves(runs):
+    """Everything a run recorded by step, but what depends on the clock."""
+    store = Store(runs)
+    (run_id,) = store.runs().run_id
+    names = ["train/loss", "train/lr", "train/grad_norm", "val/loss"]
+    scalars = store.scalars([run_id], names)[["name", "step", "value"]]
+    return scalars, store.layer_stats(run_id, "norm", "block_out", "backward")[["step", "layer", "value"]]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tiny_corpus, tmp_path_factory):
+    runs = tmp_path_factory.mktemp("uninterrupted")
+    process = start(tiny_corpus, runs, steps=30)
+    said = process.stdout.read()
+    assert process.wait(timeout=120) == 0, said
+    return curves(runs)
+
+
+def goes_on(process, runs, uninterrupted):
+    """The same command again ends the run, and what is recorded is what an uninterrupted run records, to the bit."""
+    again = subprocess.run(process.args, capture_output=True, text=True, env=ENVIRONMENT, timeout=200)
+    assert again.returncode == 0, again.stderr
+    assert Store(runs).runs().status.tolist() == ["finished"]
+    for got, expected in zip(curves(runs), uninterrupted, strict=True):
+        pd.testing.assert_frame_equal(got, expected, check_exact=True)
+    return again.stdout
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_the_step_and_the_same_command_goes_on(tiny_corpus, tmp_path, number, code):
+def test_a_signal_ends_the_step_and_the_same_command_goes_on(tiny_corpus, tmp_path, uninterrupted, number, code):
     process = start(tiny_corpus, tmp_path, steps=30)
     wait_for(process, "step 3/30")
     process.send_signal(number)
@@ -42,25 +73,36 @@ def test_a_signal_ends_the_step_and_the_same_command_goes_on(tiny_corpus, tmp_pa
     assert row["status"] == "interrupted" and 3 <= stopped < 30
     assert not list((tmp_path / row["run_id"]).glob("segments/*"))
 
+    assert f"going on from the checkpoint at step {stopped}" in goes_on(process, tmp_path, uninterrupted)
+
+
+def test_a_second_ctrl_c_does_not_wait(tmp_path, capfd):
+    interruption = Interruption(tmp_path)
+    interruption._receive(signal.SIGINT, None)
+    assert "Ctrl-C again: at once" in capfd.readouterr().err
+    with pytest.raises(KeyboardInterrupt):
+        interruption._receive(signal.SIGINT, None)
+
+
+def test_an_interruption_when_a_validation_is_due_loses_no_validation(tiny_corpus, tmp_path, uninterrupted):
     process = start(tiny_corpus, tmp_path, steps=30)
-    said = process.stdout.read()
-    assert process.wait(timeout=120) == 0, said
-    assert f"going on from the checkpoint at step {stopped}" in said
-    (row,) = Store(tmp_path).runs().to_dict("records")
-    losses = Store(tmp_path).scalars([row["run_id"]], ["train/loss"]).sort_values("step")
-    assert row["status"] == "finished" and losses.step.tolist() == list(range(1, 31))
+    wait_for(process, "step 5/30")  # the validation is due at step 6
+    process.send_signal(signal.SIGTERM)
+    process.stdout.read()
+    assert process.wait(timeout=60) == 143
+    goes_on(process, tmp_path, uninterrupted)
 
 
-def test_a_second_ctrl_c_need_not_wait(tiny_corpus, tmp_path):
-    process = start(tiny_corpus, tmp_path, steps=2000)
-    wait_for(process, "step 1/2000")
-    process.send_signal(signal.SIGINT)
-    time.sleep(0.05)
-    if process.poll() is None:
-        process.send_signal(signal.SIGINT)
-    rest = process.stdout.read()
-    assert process.wait(timeout=60) == 130 and "Traceback" not in rest
-    assert Store(tmp_path).runs().status.tolist() == ["interrupted"]
+def test_a_disk_that_refuses_a_checkpoint_is_one_line(tiny_corpus, tmp_path):
+    arguments = command(tiny_corpus, tmp_path, steps=30)
+    code = (
+        "import resource, runpy; resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, 2_000_000)); "
+        "runpy.run_module('depthbench', run_name='__main__')"
+    )
+    limited = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, env=ENVIRONMENT, timeout=200)
+    assert limited.returncode == 2
+    errors = [line for line in limited.stderr.splitlines() if line.startswith("depthbench:")]
+    assert len(errors) == 1 and "the file size limit is reached" in errors[0] and "Traceback" not in limited.stderr
 
 
 def test_a_run_that_is_being_written_is_refused_to_a_second_process(tiny_corpus, tmp_path, depthbench):
@@ -74,14 +116,10 @@ def test_a_run_that_is_being_written_is_refused_to_a_second_process(tiny_corpus,
         process.communicate()
 
 
-def test_a_killed_run_goes_on_where_its_last_checkpoint_was(tiny_corpus, tmp_path, depthbench):
+def test_a_killed_run_goes_on_where_its_last_checkpoint_was(tiny_corpus, tmp_path, uninterrupted):
     process = start(tiny_corpus, tmp_path, steps=30)  # five validations: checkpoints at 6, 12, ...
     wait_for(process, "step 13/30")
     process.kill()
     process.communicate()
-    again = depthbench(*process.args[3:])
-    assert again.returncode == 0, again.stderr
-    assert "going on from the checkpoint at step 12" in again.stdout
-    (row,) = Store(tmp_path).runs().to_dict("records")
-    losses = Store(tmp_path).scalars([row["run_id"]], ["train/loss"]).sort_values("step")
-    assert row["status"] == "finished" and row["n_attempts"] == 2 and losses.step.tolist() == list(range(1, 31))
+    assert "going on from the checkpoint at step 12" in goes_on(process, tmp_path, uninterrupted)
+    assert Store(tmp_path).runs().n_attempts.tolist() == [2]

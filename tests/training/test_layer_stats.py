@@ -1,5 +1,8 @@
 """Layer statistics against plain autograd on a model walked by hand, and their independence of micro-batches."""
 
+import gc
+import weakref
+
 import lightning as L
 import pytest
 import torch
@@ -99,6 +102,14 @@ def test_micro_batches_do_not_change_the_statistics(blocks):
     assert whole.keys() == split.keys()
     for key, value in whole.items():
         assert split[key] == pytest.approx(value, rel=1e-4, abs=1e-9), key
+
+
+def test_nothing_of_a_sampled_step_outlives_it(model, blocks):
+    seen = []
+    with model.taps(lambda name, sublayer, value: seen.append(weakref.ref(value)) if name == "branch_out" else None):
+        record(model, blocks, micro_batch=4, steps=2)
+    gc.collect()
+    assert len(seen) == 2 * 2 * 2 * LAYERS and not any(branch() is not None for branch in seen)
 
 
 def test_only_sampled_steps_are_recorded_and_nothing_else_is_attached(model, blocks, monkeypatch):
