@@ -23,6 +23,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from depthbench import build_model
 from depthbench.nn.config import ModelConfig
+from depthbench.shapes import size_named, solve_shape
 
 WARMUP = 3
 
@@ -34,9 +35,15 @@ class Case:
     length: int
 
 
+def of_size(name: str) -> Case:
+    """A size's default shape, micro-batch and sequence length, as `depthbench fit --size NAME` trains it."""
+    size = size_named(name)
+    return Case(ModelConfig(**solve_shape(size).model_kwargs()), batch=size.micro_batch, length=size.seq_len)
+
+
 CASES = {
-    "nano": Case(ModelConfig(n_layer=5, d_model=156, n_head=2, vocab_size=2048), batch=4, length=256),
-    "micro": Case(ModelConfig(n_layer=10, d_model=256, n_head=4, vocab_size=4096), batch=4, length=256),
+    "nano": of_size("nano"),
+    "micro": of_size("micro"),
     "16x256": Case(ModelConfig(n_layer=16, d_model=256, n_head=4, vocab_size=2048), batch=4, length=256),
     "16x256-gqa": Case(ModelConfig(n_layer=16, d_model=256, n_head=4, n_kv_head=2, vocab_size=2048), batch=4, length=256),
 }
