@@ -26,7 +26,7 @@ class OneLineParser(argparse.ArgumentParser):
     """argparse with one-line errors."""
 
     def error(self, message: str):
-        raise UserError(f"{self.prog}: {message} (see {self.prog} --help)")
+        raise UserError(f"{message} (see `{self.prog} --help`)")
 
 
 def overview() -> str:
@@ -34,7 +34,7 @@ def overview() -> str:
     verbs = "\n".join(f"  {name:<{width}}  {text}" for name, text in VERBS.items())
     return (
         "usage: depthbench VERB [options]\n\n"
-        "Does depth pay? Trade width for depth at a fixed parameter budget, under ten residual designs.\n\n"
+        "Does depth pay? Trade width for depth at a fixed parameter budget, one residual design at a time.\n\n"
         f"verbs:\n{verbs}\n\n"
         "`depthbench VERB --help` explains one; every verb takes --runs DIR (default runs/).\n"
         "Start with: depthbench fit --arch pre_ln --ratio 32"

@@ -22,5 +22,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     """
     known = list(known)
     close = difflib.get_close_matches(str(name), known, n=1, cutoff=0.4)
-    hint = f"did you mean '{close[0]}'? " if close else ""
-    return UserError(f"unknown {kind} '{name}': {hint}(known: {', '.join(known)})")
+    listed = ", ".join(known)
+    if close:
+        return UserError(f"unknown {kind} '{name}': did you mean '{close[0]}'? (known: {listed})")
+    return UserError(f"unknown {kind} '{name}'; known: {listed}")

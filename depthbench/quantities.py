@@ -7,6 +7,7 @@ from decimal import Decimal
 from depthbench.errors import UserError
 
 SCALE = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
+LARGEST = 10**18
 
 
 def whole_number(text: str | int | float, name: str) -> int:
@@ -19,7 +20,7 @@ def whole_number(text: str | int | float, name: str) -> int:
     scale = SCALE.get(written[-1:].lower(), 1)
     try:
         value = Decimal(written[:-1] if scale > 1 else written) * scale
-        if value != int(value):
+        if value != int(value) or abs(value) > LARGEST:
             raise ValueError
     except (ArithmeticError, ValueError):
         raise UserError(f"{name} is '{text}', no whole number: write it as 2000, 256k, 10M or 1.5B") from None

@@ -52,12 +52,12 @@ def labels(runs: pd.DataFrame) -> dict[str, str]:
     return {run: text if text and counts[text] == 1 else f"{text} · {run[-8:]}".lstrip(" ·") for run, text in texts.items()}
 
 
-def colors(runs: pd.DataFrame) -> dict[str, str]:
-    """Run id -> colour: the design's own, in shades from dark to light where a design has several runs."""
+def styles(runs: pd.DataFrame) -> dict[str, dict[str, str]]:
+    """Run id -> color, dash and symbol: the design's own colour, in shades (and dashes) where a design has several runs."""
     order = [c for c in ("ratio", "lr", "seed", "run_id") if c in runs]
     chosen = {}
     for arch, group in runs.sort_values(order).groupby("arch", sort=False, dropna=False):
-        chosen.update(zip(group["run_id"], palette.shades(str(arch), len(group)), strict=True))
+        chosen.update(zip(group["run_id"], palette.run_styles(str(arch), len(group)), strict=True))
     return chosen
 
 
@@ -89,7 +89,7 @@ def figure(
     average over the faint raw line, so that spikes and gaps stay visible. At most MAX_TRACES lines are drawn; a note in the figure says
     how many were left out.
     """
-    text, hue, names = labels(runs), colors(runs), list(dict.fromkeys(scalars["name"]))
+    text, looks, names = labels(runs), styles(runs), list(dict.fromkeys(scalars["name"]))
     drawn = smooth(scalars, smoothing) if smoothing > 0 else scalars.assign(smoothed=scalars["value"])
     order = {run: i for i, run in enumerate(runs["run_id"])}
     lines = sorted(
@@ -99,9 +99,9 @@ def figure(
     for (run_id, name), points in lines[:MAX_TRACES]:
         points = points.sort_values("step", kind="stable")
         label = text.get(run_id, run_id)
-        color = hue.get(run_id, palette.BASELINE)
+        look = looks.get(run_id) or palette.run_styles("", 1)[0] | {"color": palette.BASELINE}
         if (smoothing > 0 and not name.startswith("val/")) or ("n" in points and (points["n"] > 1).any()):
-            _add_raw(result, points, x=x, color=color, group=run_id)
+            _add_raw(result, points, x=x, color=look["color"], group=run_id)
         named = {trace.legendgroup for trace in result.data if trace.showlegend}
         dotted = name.startswith("val/") and len(names) > 1
         result.add_scatter(
@@ -111,8 +111,8 @@ def figure(
             name=label,
             legendgroup=run_id,
             showlegend=run_id not in named,
-            line={"color": color, "width": 2, "dash": "dot" if dotted else "solid"},
-            marker={"size": 5},
+            line={"color": look["color"], "width": 2, "dash": "dot" if dotted else look["dash"]},
+            marker={"size": 5, "symbol": look["symbol"]},
             connectgaps=False,
             customdata=np.column_stack([points["step"], points["tokens"], points["wall_s"], points["value"]]),
             hovertemplate=f"<b>{label}</b><br>{name} %{{customdata[3]:.4f}}<br>step %{{customdata[0]:,.0f}} · %{{customdata[1]:.4s}} tokens"

@@ -70,13 +70,26 @@ def symbol(design: str) -> str:
     return DESIGN_SYMBOLS.get(design) or _pick(design, OTHER_SYMBOLS)
 
 
+SHADES = 4  # so many of one design are told apart
+DASHES = ("solid", "dash", "dashdot", "longdash")
+RUN_SYMBOLS = ("circle", "square", "diamond", "x")
+
+
+def run_styles(design: str, n: int) -> list[dict[str, str]]:
+    """``color``, ``dash`` and ``symbol`` of ``n`` runs of one design: in shades, and beyond SHADES runs in other dashes and markers too."""
+    hues = shades(design, min(n, SHADES))
+    turns = [i // SHADES % len(DASHES) for i in range(n)]
+    return [{"color": hues[i % SHADES], "dash": DASHES[turn], "symbol": RUN_SYMBOLS[turn]} for i, turn in enumerate(turns)]
+
+
 def shades(design: str, n: int) -> list[str]:
-    """``n`` colours of one design from dark to light, its own colour in the middle, for several runs of that design in a figure."""
+    """``n`` colours of one design from dark to light around its own, for several runs of that design in a figure."""
     base = color(design)
     if n <= 1:
         return [base] * n
     red, green, blue = (int(base[i : i + 2], 16) / 255 for i in (1, 3, 5))
     hue, light, saturation = colorsys.rgb_to_hls(red, green, blue)
-    dark, bright = max(0.26, light - 0.22), min(0.78, light + 0.22)
+    dark = max(0.26, light - 0.24)
+    bright = max(min(0.78, light + 0.24), dark + 0.46)  # wide enough for SHADES of them
     lights = [dark + (bright - dark) * i / (n - 1) for i in range(n)]
     return ["#" + "".join(f"{round(255 * c):02x}" for c in colorsys.hls_to_rgb(hue, v, saturation)) for v in lights]

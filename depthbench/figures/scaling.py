@@ -11,27 +11,35 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from depthbench.figures import palette, style
+from depthbench.figures import budgets, palette, style
 from depthbench.resources import resource
+
+
+def compact(count: float) -> str:
+    """A count in as few characters as say it exactly: 3.584M."""
+    scale, unit = next((s, u) for s, u in ((1e9, "B"), (1e6, "M"), (1e3, "k"), (1, "")) if count >= s or s == 1)
+    return f"{count / scale:.12g}{unit}"
+
 
 # Besides size, budget and corpus: what must be equal for two losses to be compared, and how it is written.
 RECIPE = {
-    "tokens_planned": lambda v: f"{v:,.0f} tokens",
-    "batch_tokens": lambda v: f"batch {v:,.0f}",
+    "tokens_planned": lambda v: f"{compact(v)} tokens",
+    "batch_tokens": lambda v: f"batch {v:.0f}",
     "seq_len": lambda v: f"length {v:.0f}",
     "precision": str,
     "tokenizer": str,
-    "corpus_fingerprint": lambda v: f"data {str(v)[:12]}",
+    "corpus_fingerprint": lambda v: f"data {str(v)[:8]}",
 }
 LOSSES = {"best": "val_loss_best", "last": "val_loss"}
 RATIO_AXIS = "aspect ratio d_model / n_layer, log scale (wide and shallow to the right)"
 BASE_TOLERANCE = 1.15  # a point counts as the base shape when its ratio is within 15 % of the one asked for
+LONE_REACH = 0.1  # nats shown above and below a lone point: there, no spread of points says how much is much
 _SHAPE = ["arch", "n_layer", "d_model"]
 
 
 def recipes(runs: pd.DataFrame) -> pd.Series:
-    """For each run a text that is equal exactly where the recipe is: the planned tokens, and whatever else differs among ``runs``."""
-    shown = [c for c in RECIPE if c == "tokens_planned" or runs[c].nunique(dropna=False) > 1]
+    """For each run a text that is equal exactly where the recipe is: what differs among ``runs``, or the planned tokens where nothing does."""
+    shown = [c for c in RECIPE if runs[c].nunique(dropna=False) > 1] or ["tokens_planned"]
     texts = [runs[c].map(lambda v, c=c: RECIPE[c](v) if pd.notna(v) else f"{c} unknown") for c in shown]
     return texts[0].str.cat(texts[1:], sep=" · ") if texts[1:] else texts[0]
 
@@ -42,16 +50,21 @@ def complete(runs: pd.DataFrame) -> pd.Series:
     return (runs["status"] == "finished") & (runs["tokens_done"].fillna(0) >= 0.99 * planned)
 
 
+def stopped_early(runs: pd.DataFrame) -> pd.Series:
+    """Which runs were asked to end before their planned tokens (max_steps), and did."""
+    return (runs["status"] == "finished") & ~complete(runs)
+
+
 def points(runs: pd.DataFrame, *, loss: str = "best", lr: float | None = None) -> pd.DataFrame:
     """One row per design and shape: the mean validation loss over seeds at the best learning rate.
 
     ``runs`` must be comparable: one size, budget, corpus and recipe. ``loss``: "best" or "last" validation of a run. ``lr``: only runs of
     this learning rate; None takes for each point the one with the lowest mean. Of repeated runs of one learning rate and seed the
     newest counts. Values that are not finite are left out: ``n`` seeds count of ``n_runs``. ``sd`` is the sample standard deviation,
-    NaN for one seed. ``seeds`` and ``runs`` name what is in the mean.
+    NaN for one seed. ``seeds`` and ``runs`` name what is in the mean. ``over_budget``: see `budgets.over_budget`.
     """
-    columns = [*_SHAPE, "ratio", "params_total", "lr", "loss", "sd", "n", "n_runs", "n_lr", "seeds", "runs"]
-    runs = runs.assign(value=runs[LOSSES[loss]].astype(float))
+    columns = [*_SHAPE, "ratio", "params_total", "over_budget", "lr", "loss", "sd", "n", "n_runs", "n_lr", "seeds", "runs"]
+    runs = runs.assign(value=runs[LOSSES[loss]].astype(float), over_budget=budgets.over_budget(runs))
     if lr is not None:
         runs = runs[np.isclose(runs["lr"], lr, rtol=1e-9)]
     runs = runs.sort_values("created_at").drop_duplicates([*_SHAPE, "lr", "seed"], keep="last")
@@ -61,7 +74,7 @@ def points(runs: pd.DataFrame, *, loss: str = "best", lr: float | None = None) -
         finite = [p for p in by_lr if p["n"]]
         if finite:
             best = min(finite, key=lambda p: p["loss"])
-            fixed = {"ratio": group["ratio"].iloc[0], "params_total": group["params_total"].iloc[0], "n_lr": len(by_lr)}
+            fixed = {c: group[c].iloc[0] for c in ("ratio", "params_total", "over_budget")} | {"n_lr": len(by_lr)}
             rows.append(dict(zip(_SHAPE, shape, strict=True)) | fixed | best)
     return pd.DataFrame(rows, columns=columns)
 
@@ -132,10 +145,14 @@ def figure(frame: pd.DataFrame, *, paper: pd.DataFrame | None = None, loss: str 
         result.add_hline(y=0, line={"color": style.AXIS, "width": 1, "dash": "dot"})
     ratios = pd.concat([f["ratio"] for f in (frame, paper) if f is not None and len(f)] or [pd.Series([4.0, 64.0])]).astype(float)
     low, high = ratios.min(), ratios.max()
-    margin = 1.2 if high > low else 2.0
+    margin = 1.2 if high > low else 4.0
     ticks = 2.0 ** np.arange(np.floor(np.log2(low / margin)), np.ceil(np.log2(high * margin)) + 1)  # each tick is twice as wide
     result.update_xaxes(type="log", title_text=RATIO_AXIS, tickvals=ticks, ticktext=[f"{t:.3g}" for t in ticks])
     result.update_xaxes(range=[np.log10(low / margin), np.log10(high * margin)])
+    if len(frame) == 1 and paper is None:
+        middle, deviation = frame[y].iloc[0], frame["sd"].iloc[0]
+        reach = max(LONE_REACH, 1.5 * deviation) if deviation > 0 else LONE_REACH
+        result.update_yaxes(range=[middle - reach, middle + reach])
     title = f"{loss} validation loss" if not delta else f"{loss} validation loss minus that of the base shape"
     result.update_yaxes(type="linear", title_text=f"{title} (nats per token)")
     result.update_layout(showlegend=True)
@@ -149,6 +166,8 @@ def _add_line(result: go.Figure, arch: str, line: pd.DataFrame, y: str) -> None:
     rate = np.where(line["n_lr"] > 1, [f"lr {lr:g}, best of {k}" for lr, k in zip(line["lr"], line["n_lr"], strict=True)], "")
     rate = np.where(rate == "", line["lr"].map(lambda lr: f"lr {lr:g}"), rate)
     lost = np.where(line["n_runs"] > line["n"], [f" of {k}" for k in line["n_runs"]], "")
+    over = [f" · {text} the budget" if (text := budgets.mark(excess)) else "" for excess in line["over_budget"]]
+    columns = [line["n_layer"], line["d_model"], line["loss"], spread, line["n"], lost, rate, line["params_total"], over]
     result.add_scatter(
         x=line["ratio"],
         y=line[y],
@@ -157,11 +176,11 @@ def _add_line(result: go.Figure, arch: str, line: pd.DataFrame, y: str) -> None:
         name=arch,
         line={"color": palette.color(arch), "width": 2.2},
         marker={"symbol": palette.symbol(arch), "size": 9},
-        customdata=np.column_stack([line["n_layer"], line["d_model"], line["loss"], spread, line["n"], lost, rate, line["params_total"]]),
+        customdata=np.column_stack(columns),
         hovertemplate=f"<b>{arch}</b> · ratio %{{x:.4g}} (%{{customdata[0]}} × %{{customdata[1]}})<br>loss %{{customdata[2]:.4f}}"
         + "%{customdata[3]}<br>"
         + ("difference %{y:+.4f}<br>" if y == "delta" else "")
-        + "n = %{customdata[4]}%{customdata[5]} · %{customdata[6]}<br>%{customdata[7]:.3s} parameters<extra></extra>",
+        + "n = %{customdata[4]}%{customdata[5]} · %{customdata[6]}<br>%{customdata[7]:.3s} parameters%{customdata[8]}<extra></extra>",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import zipfile
@@ -47,12 +48,20 @@ def prune(run_folder: Path, keep: int = KEPT) -> None:
         path(run_folder, step).unlink(missing_ok=True)
 
 
+def usual_mode() -> int:
+    """The permissions of a new file of this user's."""
+    mask = os.umask(0)  # there is no way to read it but to set it
+    os.umask(mask)
+    return 0o666 & ~mask
+
+
 class CheckpointFiles(TorchCheckpointIO):
     """Lightning's checkpoint files; a disk that refuses one is the user's to mend, in one line."""
 
     def save_checkpoint(self, checkpoint, path, storage_options=None) -> None:
         try:
             super().save_checkpoint(checkpoint, path, storage_options)
+            os.chmod(path, usual_mode())  # the library leaves a temporary file's 0600
         except OSError as error:
             raise write_error(Path(path).parent, error) from error
 
@@ -61,7 +70,10 @@ def required(run_folder: Path) -> Path:
     """The newest checkpoint; a run without one is a UserError."""
     found = newest(run_folder)
     if found is None:
-        raise UserError(f"run {Path(run_folder).name} has no checkpoint yet: let it reach its first validation, or repeat its command")
+        raise UserError(
+            f"run {Path(run_folder).name} has no whole checkpoint: it has not come to its first validation, or they were removed; "
+            "repeat its command, with --fresh if it is finished"
+        )
     return found[1]
 
 

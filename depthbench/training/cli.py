@@ -78,6 +78,17 @@ HELP = {
     "runs": ("folder of all runs", str),
 }
 
+ACCEPTED = {
+    int: "a whole number",
+    int | None: "a whole number",
+    float | None: "a number",
+    bool: "true or false",
+    str: "a name",
+    str | None: "a name",
+}
+NOT_KEYS = ("help", "config", "print_config", "print_shtab", "seed_everything")
+LONGEST_MESSAGE = 300
+
 
 class OneLineErrors(LightningArgumentParser):
     """A parser whose complaints are one UserError that names the key, the value and the nearest known key."""
@@ -86,24 +97,27 @@ class OneLineErrors(LightningArgumentParser):
         raise self._explained(str(ex or message)) from ex
 
     def _explained(self, message: str) -> UserError:
-        if match := re.search(r"unrecognized arguments: -*([\w.]+)", message, re.IGNORECASE):
+        if match := re.search(r"unrecognized arguments: -*([\w.-]+)", message, re.IGNORECASE):
             return self._unknown_key(match[1])
         if match := re.search(r"Group '([\w.]+)' does not accept option '([\w.]+)'", message):
             return self._unknown_key(f"{match[1]}.{match[2]}")
-        if match := re.search(r"(?:Key|Option) '([\w.]+)' is not (?:expected|accepted)", message):
+        if match := re.search(r"(?:Key|Option) '([\w.-]+)' is not (?:expected|accepted)", message):
             return self._unknown_key(match[1])
         key = re.search(r"(?:Parser key \"|argument --)([\w.]+)", message)
         value = re.search(r"(?:Given value: |value: )(.*)", message)
         if key and value and key[1] in HELP:
-            return UserError(f"--{key[1].replace('_', '-')} cannot be {value[1].strip()}: it is the {HELP[key[1]][0]}")
-        return UserError(" ".join(message.split()))
+            text, kind = HELP[key[1]]
+            return UserError(f"--{key[1].replace('_', '-')} cannot be {value[1].strip()}: give {ACCEPTED[kind]} ({text})")
+        if key and value:
+            return UserError(f"--{key[1]} cannot be {value[1].strip()}: see `depthbench fit --help` for what it accepts")
+        return UserError(" ".join(message.split())[:LONGEST_MESSAGE])
 
     def _unknown_key(self, key: str) -> UserError:
         instead = OWNED_BY_THE_PLAN.get(key.removeprefix("trainer."))
         if key.startswith("trainer.") and instead:
             return UserError(f"--{key} is decided by the plan: use --{instead.replace('_', '-')} instead")
-        known = [action.dest for action in self._actions if action.dest not in ("help", "seed_everything")]
-        group, dot, _ = key.rpartition(".")
+        known = [action.dest for action in self._actions if action.dest not in NOT_KEYS and not action.dest.endswith(".help")]
+        key, group = key.replace("-", "_"), key.rpartition(".")[0]
         return unknown("key", key, [name for name in known if name.rpartition(".")[0] == group] or known)
 
 
@@ -154,7 +168,19 @@ class ExperimentCLI(LightningCLI):
 
 def parse(args: list[str]) -> ExperimentCLI:
     """Parse ``depthbench fit``'s arguments; ``--seq-len`` and ``--seq_len`` are the same key. Raises UserError in one line."""
-    return ExperimentCLI([underscored(arg) for arg in args])
+    try:
+        cli = ExperimentCLI([underscored(arg) for arg in args])
+    except UnicodeDecodeError as error:
+        raise UserError("--config is no text in UTF-8: give a YAML file, such as a run's config.yaml") from error
+    except ImportError as error:
+        raise UserError(f"a class that the command names cannot be loaded: {first_line(error)}") from error
+    if cli.config.trainer is None or not isinstance(cli.config.fresh, bool):
+        raise UserError("in YAML, trainer is a group of keys and fresh is true or false")
+    return cli
+
+
+def first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def underscored(arg: str) -> str:

@@ -17,8 +17,10 @@ import torch
 import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.accelerators import CUDAAccelerator, MPSAccelerator
+from lightning.pytorch.callbacks import Timer
 
 from depthbench import __version__, shapes
+from depthbench.corpora.sources import CORPORA
 from depthbench.errors import UserError, unknown
 from depthbench.nn.model import LanguageModel, build_model
 from depthbench.resources import PACKAGE
@@ -29,11 +31,11 @@ from depthbench.store.reader import read_run
 from depthbench.store.seal import seal_run
 from depthbench.store.writer import RunWriter
 from depthbench.training import checkpoints
-from depthbench.training.cli import ExperimentCLI
+from depthbench.training.cli import ExperimentCLI, first_line
 from depthbench.training.data import CorpusDataModule
 from depthbench.training.interruption import Interrupted, Interruption
 from depthbench.training.layer_stats import LayerStatistics
-from depthbench.training.messages import HOW_TO_GO_ON, announcement, summary
+from depthbench.training.messages import announcement, how_to_go_on, summary
 from depthbench.training.module import LanguageModelingModule
 from depthbench.training.plan import Plan, resolve, run_row
 from depthbench.training.progress import TrainingProgress
@@ -80,6 +82,8 @@ def fit(cli: ExperimentCLI) -> int:
 def train(cli: ExperimentCLI, plan: Plan, folder: Path) -> int:
     """Build everything, run Lightning, and seal the run folder whatever happens."""
     resume = checkpoints.newest(folder)
+    if resume:
+        refuse_other_micro_batch(folder, plan)
     L.seed_everything(plan.experiment.seed, workers=True, verbose=False)
     model = build(plan)
     data = data_module(plan, cache_dir=folder / "chunks")
@@ -93,11 +97,11 @@ def train(cli: ExperimentCLI, plan: Plan, folder: Path) -> int:
             trainer.fit(module, datamodule=data, ckpt_path=resume[1] if resume else None, weights_only=True)
         except Interrupted as stop:
             writer.seal("interrupted")
-            print(f"\nInterrupted at step {trainer.global_step} of {plan.last_step}. {HOW_TO_GO_ON}", flush=True)
+            print(f"\nInterrupted at step {trainer.global_step} of {plan.last_step}. {how_to_go_on(folder)}", flush=True)
             return stop.exit_code
         except (KeyboardInterrupt, SystemExit):
             writer.seal("interrupted")
-            print(f"\nInterrupted. {HOW_TO_GO_ON}", flush=True)
+            print(f"\nInterrupted. {how_to_go_on(folder)}", flush=True)
             return 130
         except BaseException:
             writer.seal("failed")
@@ -106,8 +110,25 @@ def train(cli: ExperimentCLI, plan: Plan, folder: Path) -> int:
         writer.seal("finished" if ended else "interrupted")
     print(summary(folder.parent, plan.run_id, plan.card))
     if not ended:
-        print(f"It stopped at step {trainer.global_step} of {plan.last_step}. {HOW_TO_GO_ON}")
+        print(f"It stopped at step {trainer.global_step} of {plan.last_step}. {how_to_go_on(folder)}")
     return 0
+
+
+def refuse_other_micro_batch(folder: Path, plan: Plan) -> None:
+    """Lightning resumes by its count of micro-batches: another size of them would shift every sequence that follows."""
+    begun = json.loads(read_run(folder)["config"])["data"]["micro_batch"]
+    if begun != plan.micro_batch:
+        raise UserError(
+            f"run {plan.run_id} was begun with --micro-batch {begun}, and {plan.micro_batch} is asked for: "
+            f"go on with --micro-batch {begun}, or start over with --fresh"
+        )
+
+
+class AttemptTimer(Timer):
+    """Lightning's ``--trainer.max_time``, anew for each attempt: its own timer goes on counting, and a resumed run would end at once."""
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        pass
 
 
 def build(plan: Plan) -> LanguageModel:
@@ -152,6 +173,8 @@ def build_trainer(cli: ExperimentCLI, plan: Plan, folder: Path, writer: RunWrite
         ]
     if config.pop("enable_progress_bar", None) is not False:
         callbacks.append(TrainingProgress(recorder, last_step=plan.last_step))
+    if config.get("max_time"):
+        callbacks.append(AttemptTimer(config.pop("max_time")))
     callbacks += [*as_list(config.pop("callbacks", None)), *checkpoints.keepers(folder), Interruption(folder)]
     logger = StoreLogger(writer, run_id=plan.run_id, tokens_per_step=plan.batch_tokens)
     return L.Trainer(
@@ -196,8 +219,9 @@ def _bare_trainer(cli: ExperimentCLI) -> L.Trainer:
     asked = {key: cli.config_init.trainer[key] for key in ("accelerator", "strategy", "devices", "num_nodes", "precision", "plugins")}
     try:
         return L.Trainer(**asked, logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
-    except (MisconfigurationException, ValueError) as error:
-        raise UserError(f"the trainer cannot start: {' '.join(str(error).split())}") from error
+    except (MisconfigurationException, ValueError, TypeError, ImportError) as error:
+        mend = "; use --trainer.accelerator cpu, or look at the driver" if "backend" in str(error) else ""
+        raise UserError(f"the trainer cannot start: {first_line(error)}{mend}") from error
 
 
 def precision_of(cli: ExperimentCLI, trainer: L.Trainer) -> str:
@@ -224,7 +248,7 @@ def repeatable_config(cli: ExperimentCLI, plan: Plan) -> str:
         "lr": plan.lr,
         "seq_len": plan.seq_len,
         "batch_tokens": plan.batch_tokens,
-        "corpus": plan.experiment.corpus or size.corpus,
+        "corpus": str(plan.corpus) if plan.experiment.corpus not in (None, *CORPORA) else plan.experiment.corpus or size.corpus,
         "tokenizer": plan.experiment.tokenizer or size.tokenizer,
         "trainer.precision": plan.precision,
     }

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
+import shlex
 from pathlib import Path
 
 from depthbench import shapes
 from depthbench.corpora import Card
 from depthbench.store.reader import Store
+from depthbench.training import checkpoints
 from depthbench.training.plan import Plan
-
-HOW_TO_GO_ON = "Nothing is lost: repeat the same command and it goes on from the newest checkpoint."
 
 BEYOND = ", beyond the budget's tolerance"
 
@@ -48,6 +48,14 @@ def summary(runs: Path, run_id: str, card: Card) -> str:
     return "\n".join(f"{name + ':':<17}{value}" for name, value in facts.items())
 
 
+def how_to_go_on(folder: Path) -> str:
+    """What the same command would do now."""
+    found = checkpoints.newest(folder)
+    if found is None:
+        return "It has no checkpoint yet: the same command starts it over."
+    return f"Repeat the same command and it goes on from the checkpoint at step {found[0]}."
+
+
 def beyond(row) -> bool:
     """Whether a recorded run's model is larger than its size's budget and tolerance allow."""
     counted = row.params_total if row.budget == "total" else row.params_backbone
@@ -56,7 +64,7 @@ def beyond(row) -> bool:
 
 def runs_flag(runs: Path) -> str:
     """`` --runs DIR`` where the folder is not the default one."""
-    return "" if Path(runs) == Path("runs") else f" --runs {runs}"
+    return "" if Path(runs) == Path("runs") else f" --runs {shlex.quote(str(runs))}"
 
 
 def duration(seconds: float) -> str:

@@ -129,6 +129,9 @@ def resolve(asked: Experiment, *, precision: str = "32-true", max_steps: int = -
     folder = corpora.ensure(asked.corpus or size.corpus, tokenizer=tokenizer, seq_len=seq_len, val_tokens=size.val_tokens)
     card = corpora.read_card(folder)
     corpora.check_compatible(card, vocab_size=shape.vocab_size, seq_len=seq_len, tokenizer=tokenizer)
+    if isinstance(folder, Path):
+        folder = folder.absolute()
+        corpora.verify(folder)  # a flipped byte would be a token like any other
     return Plan(
         experiment=asked,
         shape=shape,
@@ -156,6 +159,8 @@ def check(asked: Experiment, max_steps: int) -> None:
     for name in ("tokens", "lr", "seq_len", "batch_tokens", "micro_batch", "validations"):
         if getattr(asked, name) is not None:
             positive(f"--{name.replace('_', '-')}", getattr(asked, name))
+    if not asked.runs.strip() or "?" in asked.runs:
+        raise UserError(f"--runs '{asked.runs}' is no folder that DuckDB can write to: give one with a name, without question marks")
     for name in ("seed", "workers", "layer_stats_every"):
         if getattr(asked, name) < 0:
             raise UserError(f"--{name.replace('_', '-')} cannot be negative, as {getattr(asked, name)} is: use 0 or more")

@@ -49,7 +49,7 @@ class Run:
         )
         try:
             weights = torch.load(self.checkpoint, map_location="cpu", weights_only=True)["state_dict"]
-        except (RuntimeError, EOFError, UnpicklingError, KeyError) as error:
+        except (OSError, RuntimeError, EOFError, UnpicklingError, KeyError) as error:
             raise UserError(f"checkpoint {self.checkpoint} is damaged: remove it, and the one before it is used") from error
         model.load_state_dict({name.removeprefix("model."): tensor for name, tensor in weights.items() if name.startswith("model.")})
         return model.eval()

@@ -67,7 +67,7 @@ def test_a_signal_ends_the_step_and_the_same_command_goes_on(tiny_corpus, tmp_pa
     process.send_signal(number)
     rest = process.stdout.read()
     assert process.wait(timeout=60) == code
-    assert "Interrupted at step" in rest and "repeat the same command" in rest and "Traceback" not in rest
+    assert "Interrupted at step" in rest and "Repeat the same command" in rest and "Traceback" not in rest
     (row,) = Store(tmp_path).runs().to_dict("records")
     stopped = int(row["step"])
     assert row["status"] == "interrupted" and 3 <= stopped < 30

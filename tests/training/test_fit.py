@@ -1,11 +1,16 @@
 """`fit` as a whole, on a tiny corpus: what is recorded, and what a repeated or changed command does."""
 
+import json
 import math
+import re
+import shutil
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 import torch
 import yaml
+from lightning.pytorch.accelerators import CPUAccelerator, CUDAAccelerator
 
 from depthbench import load_run
 from depthbench.store.reader import Store
@@ -167,6 +172,82 @@ def test_fresh_starts_over_and_keeps_the_old_folder(trained, tiny_corpus, tmp_pa
     assert code == 0 and ".aside" in out
     assert Store(tmp_path).runs().run_id.tolist() == [run_id]
     assert (next((tmp_path / ".aside").iterdir()) / "metrics.duckdb").exists()
+
+
+def test_another_micro_batch_is_refused_to_a_run_under_way(tiny_corpus, tmp_path, says, monkeypatch):
+    from depthbench.training.interruption import Interruption
+
+    monkeypatch.setattr(Interruption, "on_train_start", lambda self, trainer, module: setattr(self, "received", 15))
+    assert says(*command(tiny_corpus, tmp_path))[0] == 143
+    monkeypatch.undo()
+    monkeypatch.setenv("DEPTHBENCH_DATA", str(tmp_path))
+    code, _, err = says(*command(tiny_corpus, tmp_path, "--micro-batch", "4"))
+    assert code == 2 and "begun with --micro-batch 16, and 4 is asked for" in err and err.count("\n") == 1
+
+
+def test_a_run_is_validated_from_any_folder(trained, tiny_corpus, tmp_path, says, monkeypatch):
+    monkeypatch.chdir(tiny_corpus.parent)
+    code, _, err = says(*command(tiny_corpus.name, tmp_path / "runs", "--trainer.max_steps", "2"))
+    assert code == 0, err
+    monkeypatch.chdir(tmp_path)
+    code, out, err = says("validate", "pre_ln", "--runs", "runs")
+    assert code == 0 and "validation loss" in out, err
+
+
+def damage(corpus, how):
+    chunk = sorted((corpus / "train").glob("*.bin"))[0]
+    content = bytearray(chunk.read_bytes())
+    content[len(content) // 2] ^= 1
+    {"flipped": lambda: chunk.write_bytes(content), "cut": lambda: chunk.write_bytes(content[:-9]), "gone": chunk.unlink}[how]()
+    return chunk.name
+
+
+@pytest.mark.parametrize("how", ["flipped", "cut", "gone"])
+def test_a_damaged_corpus_is_refused_before_anything_is_made(tiny_corpus, tmp_path, says, how):
+    corpus = shutil.copytree(tiny_corpus, tmp_path / "corpus")
+    name = damage(corpus, how)
+    code, out, err = says(*command(corpus, tmp_path / "runs"))
+    assert code == 2 and err.count("\n") == 1 and name in err and "depthbench data prepare" in err
+    assert not out and not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+def test_the_main_job(tmp_path, says):
+    """`depthbench fit --arch pre_ln --ratio 32` with nothing else: nano on the embedded corpus."""
+    code, out, err = says("fit", "--arch", "pre_ln", "--ratio", "32", "--runs", tmp_path)
+    assert code == 0, err
+    row = Store(tmp_path).runs().iloc[0]
+    data = json.loads(row.config)["data"]
+    assert (row["size"], row.seq_len, row.batch_tokens, row.tokens_planned) == ("nano", 256, 1024, 1_024_000)
+    assert data["val_blocks"] * row.seq_len == 131_072
+    entropy = float(re.search(r"unigram entropy is ([\d.]+)", out)[1])
+    assert row.val_loss < entropy - 1.5
+
+
+def test_a_gpu_gets_bf16_autocast_unless_another_precision_is_asked_for():
+    from depthbench.training.cli import parse
+    from depthbench.training.fit import precision_of
+
+    gpu, cpu = (SimpleNamespace(accelerator=kind(), precision="64-true") for kind in (CUDAAccelerator, CPUAccelerator))
+    assert precision_of(parse([]), gpu) == "bf16-mixed"
+    assert precision_of(parse([]), cpu) == "32-true"
+    assert precision_of(parse(["--trainer.precision", "64"]), gpu) == "64-true"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says_what"),
+    [
+        (("--trainer.precision", "16-true"), "unknown precision '16-true'"),
+        (("--trainer.devices", "2"), "not supported yet"),
+        (("--trainer.devices", "abc"), "the trainer cannot start"),
+        (("--runs", ""), "no folder"),
+        (("--tokens", "1e400"), "--tokens is '1e400'"),
+        (("--workers", "x"), "give a whole number"),
+    ],
+)
+def test_mistakes_are_one_line(tiny_corpus, tmp_path, says, arguments, says_what):
+    code, _, err = says(*command(tiny_corpus, tmp_path, *arguments))
+    assert code == 2 and says_what in err and err.count("\n") == 1
 
 
 def test_a_gpu_that_is_not_there_fails_at_once(tiny_corpus, tmp_path, says):
