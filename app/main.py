@@ -22,10 +22,12 @@ def pages() -> list[st.Page]:
             if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "PAGE":
                 page = ast.literal_eval(node.value)
                 found.append((page["order"], path, page))
-    ordered = sorted(found, key=lambda entry: entry[0])
+    (_, first, front), *others = sorted(found, key=lambda entry: entry[0])
     return [
-        st.Page(path, title=page["title"], icon=page["icon"], url_path=path.stem, default=i == 0)
-        for i, (_, path, page) in enumerate(ordered)
+        st.Page(first, title=front["title"], icon=front["icon"], url_path="home", default=True),
+        *(st.Page(path, title=page["title"], icon=page["icon"], url_path=path.stem) for _, path, page in others),
+        # The default page is served at / alone: under its own name it is found too.
+        st.Page(first, title=front["title"], icon=front["icon"], url_path=first.stem, visibility="hidden"),
     ]
 
 

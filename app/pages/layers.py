@@ -104,7 +104,7 @@ def panel() -> None:
     mark = {label: rows[over].iloc[0] for label, rows in profiles.items()}
     with heatmap_at:
         view.chart(layers.heatmap(panels, depths, name=title, x=over, log=log, relative=relative, mark=mark), key="heatmap")
-    colors = {labels[run]: color for run, color in curves.colors(by_id.reset_index()).items()}
+    colors = {labels[run]: style["color"] for run, style in curves.styles(by_id.reset_index()).items()}
     view.chart(layers.profile(profiles, depths, colors, name=title, log=log, relative=relative), key="profile")
     everything = pd.concat(panels[labels[run]].assign(run_id=run) for run in chosen if labels[run] in panels)
     view.note_and_csv(notes(panels), everything, "layers")

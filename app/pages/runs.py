@@ -8,12 +8,13 @@ import pandas as pd
 import streamlit as st
 from parts import controls, data, view
 
-from depthbench.figures import curves, palette
+from depthbench.figures import budgets, curves, palette, scaling
 
 PAGE = {"title": "Runs", "icon": ":material/show_chart:", "order": 10}
 
 STATUSES = ["running", "finished", "interrupted", "stale", "failed", "diverged"]
 HIDDEN_BY_DEFAULT = {"failed", "diverged"}
+EARLY = "stopped early"
 MAX_ROWS = 500
 SHOWN_UNASKED = 6
 LOSSES = {"training and validation loss": ["train/loss", "val/loss"], "train/loss": ["train/loss"], "val/loss": ["val/loss"]}
@@ -21,11 +22,16 @@ X_AXES = {"step": "step", "tokens": "tokens", "wall time": "wall_s"}
 COLUMNS = {
     "run_id": st.column_config.TextColumn("Run", width=300, pinned=True),
     "status": st.column_config.MultiselectColumn(
-        "Status", width=105, options=list(palette.STATUS_COLORS), color=list(palette.STATUS_COLORS.values())
+        "Status",
+        width=105,
+        options=[*palette.STATUS_COLORS, EARLY],
+        color=[*palette.STATUS_COLORS.values(), palette.STATUS_COLORS["interrupted"]],
+        help=f"{EARLY}: finished, but before its planned tokens, as --trainer.max_steps asks",
     ),
     "progress": st.column_config.ProgressColumn(
         "Tokens seen", width=130, min_value=0, max_value=100, format="%.0f %%", help="of the tokens planned"
     ),
+    "steps": st.column_config.TextColumn("Steps", width=120, help="of the steps planned"),
     "val_loss_best": st.column_config.NumberColumn("Best val loss", format="%.4f", help="lowest validation loss, nats per token"),
     "val_loss": st.column_config.NumberColumn("Last val loss", format="%.4f", help="latest validation loss, nats per token"),
     "ratio": st.column_config.NumberColumn("Ratio", format="%.4g", help="aspect ratio d_model / n_layer"),
@@ -37,6 +43,7 @@ COLUMNS = {
     "seed": st.column_config.NumberColumn("Seed", format="%d"),
     "tokens_per_s": st.column_config.NumberColumn("Tokens/s", format="compact"),
     "params_total": st.column_config.NumberColumn("Parameters", format="compact"),
+    "over_budget": st.column_config.TextColumn("Over budget", help="parameters beyond the budget and its tolerance"),
     "tokens_done": st.column_config.NumberColumn("Tokens", format="compact"),
     "tokens_planned": st.column_config.NumberColumn("Planned", format="compact", help="tokens"),
     "corpus": st.column_config.TextColumn("Corpus"),
@@ -81,12 +88,27 @@ def filtered(runs: pd.DataFrame, wanted: dict[str, list[str]]) -> pd.DataFrame:
     return runs[keep]
 
 
-def table(runs: pd.DataFrame) -> list[str]:
-    """The table; returns the run ids picked in it."""
+def steps_of_plan(runs: pd.DataFrame) -> list[str]:
+    """For each run "2 of 1,750"; empty where the plan is unknown."""
+    planned = runs["tokens_planned"] / runs["batch_tokens"]
+    return [f"{n:,.0f} of {of:,.0f}" if pd.notna(of) else "" for n, of in zip(runs["step"].fillna(0), planned, strict=True)]
+
+
+def hidden_note(runs: pd.DataFrame, wanted: dict[str, list[str]]) -> str:
+    """How many runs the choice of statuses alone hides, and which statuses they have."""
+    every = filtered(runs, wanted | {"status": STATUSES})
+    counts = every.loc[~every["status"].isin(wanted["status"]) & every["status"].isin(STATUSES), "status"].value_counts()
+    return f" Hidden by status: {', '.join(f'{n} {status}' for status, n in counts.items())}." if len(counts) else ""
+
+
+def table(runs: pd.DataFrame, hidden: str) -> list[str]:
+    """The table; returns the run ids picked in it. ``hidden``: what the note below says of runs that are not in it."""
     shown = runs.head(MAX_ROWS)
     progress = (100 * shown["tokens_done"] / shown["tokens_planned"]).clip(0, 100)
     shape = [f"{n:.0f} × {d:.0f}" if pd.notna(n) and pd.notna(d) else "" for n, d in zip(shown["n_layer"], shown["d_model"], strict=True)]
-    rows = shown.assign(progress=progress, shape=shape)[list(COLUMNS)]
+    over = budgets.over_budget(shown).map(budgets.mark)
+    status = shown["status"].mask(scaling.stopped_early(shown), EARLY)
+    rows = shown.assign(progress=progress, steps=steps_of_plan(shown), shape=shape, over_budget=over, status=status)[list(COLUMNS)]
     ids = list(shown["run_id"])
     # The widget knows rows, not runs: another list of runs is another widget, and starts from what was picked before.
     key = "table-" + hashlib.sha256("\n".join(ids).encode()).hexdigest()[:12]
@@ -105,16 +127,16 @@ def table(runs: pd.DataFrame) -> list[str]:
     picked = [ids[row] for row in state["selection"]["rows"] if row < len(ids)]
     controls.keep("selected", picked)
     more = f" The first {MAX_ROWS} are listed: narrow the filters to see others." if len(runs) > MAX_ROWS else ""
-    view.note_and_csv(f"Runs that pass the filters: {len(runs)}, ticked: {len(picked)}.{more}", rows, "runs")
+    view.note_and_csv(f"Runs that pass the filters: {len(runs)}, ticked: {len(picked)}.{hidden}{more}", rows, "runs")
     return picked
 
 
 def loss_curves(runs: pd.DataFrame, picked: list[str]) -> None:
     """The curves of the picked runs, or of the newest where none is picked."""
-    chosen = runs[runs["run_id"].isin(picked)] if picked else runs.head(SHOWN_UNASKED)
+    chosen = runs[runs["run_id"].isin(picked)] if picked else runs[runs["n_scalars"].fillna(0) > 0].head(SHOWN_UNASKED)
     drawn = chosen.head(data.MAX_CURVES)
     if drawn.empty:
-        st.info("No run passes the filters.")
+        st.info("No run passes the filters." if runs.empty else "Nothing recorded yet.")
         return
     with view.guarded():
         names = [n for n in data.scalar_names(list(drawn["run_id"])) if n not in ("train/loss", "val/loss")]
@@ -130,11 +152,12 @@ def loss_curves(runs: pd.DataFrame, picked: list[str]) -> None:
         st.info("Nothing recorded yet for this curve.")
         return
     view.chart(curves.figure(scalars, drawn, x=X_AXES[x], log_x=log_x, log_y=log_y, smoothing=smoothing), key="curves")
-    note = ""
-    if len(chosen) > len(drawn):
-        note = f"The first {len(drawn)} of {len(chosen)} ticked runs are drawn."
-    elif len(runs) > len(drawn) and not picked:
-        note = f"The newest {len(drawn)} are drawn: tick rows of the table to choose."
+    n_drawn, note = scalars["run_id"].nunique(), ""
+    if picked and len(chosen) > n_drawn:
+        first = "The first " if len(chosen) > len(drawn) and n_drawn == len(drawn) else ""
+        note = f"{first}{n_drawn} of {len(chosen)} ticked runs are drawn."
+    elif not picked and len(runs) > n_drawn:
+        note = f"Runs drawn: the newest {n_drawn} that recorded something. Tick rows of the table to choose."
     view.note_and_csv(note, curves.smooth(scalars, smoothing) if smoothing else scalars, "curves")
 
 
@@ -147,8 +170,9 @@ wanted = filter_controls(everything)
 @st.fragment(run_every=view.refresh_every(live))
 def panel() -> None:
     view.redraw_when_ended(live)
-    runs = filtered(data.runs(), wanted)
-    picked = table(runs)
+    everything = data.runs()
+    runs = filtered(everything, wanted)
+    picked = table(runs, hidden_note(everything, wanted))
     view.problems(runs)
     loss_curves(data.readable(runs), picked)
 

@@ -6,7 +6,7 @@ import math
 
 import pandas as pd
 import streamlit as st
-from parts import controls, view
+from parts import controls, data, suggest, view
 
 from depthbench.errors import UserError
 from depthbench.figures import scaling
@@ -24,6 +24,7 @@ COLUMNS = {
     "d_model": "Width",
     "ratio": st.column_config.NumberColumn("Ratio", format="%.4g"),
     "params_total": st.column_config.NumberColumn("Parameters", format="compact"),
+    "over_budget": st.column_config.NumberColumn("Over budget", format="percent", help="parameters beyond the budget's tolerance"),
     "lr": st.column_config.NumberColumn("Peak LR", format="%.3g"),
     "loss": st.column_config.NumberColumn("Val loss", format="%.4f", help="mean over seeds, nats per token"),
     "sd": st.column_config.NumberColumn("Std. dev.", format="%.4f", help="over seeds"),
@@ -39,7 +40,7 @@ COLUMNS = {
 def one_setting(runs: pd.DataFrame) -> pd.DataFrame:
     """Choose size, budget, corpus and recipe, each among what the choices before it left; returns the runs of that one setting."""
     for box, column, label in zip(
-        st.columns(4), ["size", "budget", "corpus", "recipe"], ["Size", "Budget", "Corpus", "Recipe"], strict=True
+        st.columns([2, 2, 3, 4]), ["size", "budget", "corpus", "recipe"], ["Size", "Budget", "Corpus", "Recipe"], strict=True
     ):
         values = scaling.recipes(runs) if column == "recipe" else runs[column].fillna("unknown")
         most_first = list(values.value_counts().index)
@@ -58,15 +59,13 @@ def notes(runs: pd.DataFrame, points: pd.DataFrame, without_base: list[str]) -> 
     """What the figure leaves out or summarises, in a sentence each."""
     text = []
     if points["arch"].value_counts().max() == 1:
-        size, budget, arch, ratio = runs["size"].iloc[0], runs["budget"].iloc[0], points["arch"].iloc[0], points["ratio"].iloc[0]
-        if another := other_ratio(size, budget, ratio):
-            command = f"depthbench fit --arch {arch} --size {size} --budget {budget} --ratio {another:g}"
+        drawn = runs["run_id"].isin(points["runs"].iloc[0].split(", "))
+        if command := suggest.another_shape(runs[drawn].iloc[0], data.runs_dir()):
             text.append(f"A line needs more shapes: `{command}` adds one.")
     if (points["n"] > 1).any():
         text.append("Bars are ± 1 standard deviation over seeds.")
-    unfinished = int((~scaling.complete(runs)).sum())
-    if unfinished:
-        text.append(f"{unfinished} runs are left out: not finished, or stopped before their planned tokens.")
+    if left_out := incomplete(runs):
+        text.append(left_out)
     lost = int((points["n_runs"] - points["n"]).sum())
     if lost:
         text.append(f"{lost} runs without a finite validation loss are left out of the means.")
@@ -75,12 +74,12 @@ def notes(runs: pd.DataFrame, points: pd.DataFrame, without_base: list[str]) -> 
     return " ".join(text)
 
 
-def other_ratio(size: str, budget: str, ratio: float) -> float | None:
-    """The rung of the size's ladder that is farthest from ``ratio``."""
-    try:
-        return max(size_named(size).ladder(budget), key=lambda other: abs(math.log(other / ratio)))
-    except UserError:  # a size that another version defined
-        return None
+def incomplete(runs: pd.DataFrame) -> str:
+    """How many runs are no points because they did not train all their tokens; empty where there are none."""
+    early = int(scaling.stopped_early(runs).sum())
+    unfinished = int((~scaling.complete(runs)).sum()) - early
+    counts = [f"{n} {how}" for n, how in ((early, "stopped early"), (unfinished, "not finished")) if n]
+    return f"Only runs that trained all planned tokens are drawn: {' and '.join(counts)}." if counts else ""
 
 
 def base_ratio(size: str, ratios: list[float]) -> float:
@@ -105,7 +104,7 @@ with boxes[2]:
 
 points = scaling.points(runs[scaling.complete(runs)], loss=loss, lr=None if lr == BEST_LR else lr)
 if points.empty:
-    st.info("No finished run of this choice yet: a point appears here when a run has seen all the tokens it planned.")
+    st.info(incomplete(runs) or "No run of this choice has a finite validation loss yet.")
     st.stop()
 shown, paper = points, None
 if kind != "loss":

@@ -38,7 +38,7 @@ _SHAPE = ["arch", "n_layer", "d_model"]
 
 
 def recipes(runs: pd.DataFrame) -> pd.Series:
-    """For each run a text that is equal exactly where the recipe is: what differs among ``runs``, or the planned tokens where nothing does."""
+    """For each run a text that is equal exactly where the recipe is: what differs among ``runs``; where nothing does, the tokens."""
     shown = [c for c in RECIPE if runs[c].nunique(dropna=False) > 1] or ["tokens_planned"]
     texts = [runs[c].map(lambda v, c=c: RECIPE[c](v) if pd.notna(v) else f"{c} unknown") for c in shown]
     return texts[0].str.cat(texts[1:], sep=" · ") if texts[1:] else texts[0]

@@ -29,6 +29,8 @@ def facts(arch="pre_ln", n_layer=4, d_model=128, seed=42, lr=4e-3, **more) -> di
         "n_layer": n_layer,
         "d_model": d_model,
         "params_total": 2_000_000,
+        "params_backbone": 1_400_000,
+        "budget_params": 2_000_000,
         "seq_len": 256,
         "batch_tokens": 1024,
         "tokens_planned": STEPS * 1024,

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
+import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -10,7 +13,7 @@ import duckdb
 import pandas as pd
 import pytest
 
-from tests.app.conftest import figure, scalar, write
+from tests.app.conftest import STEPS, figure, scalar, write
 
 PAGES = ["pages/runs.py", "pages/scaling.py", "pages/layers.py"]
 
@@ -120,6 +123,38 @@ def test_failed_runs_are_hidden_until_asked_for(open_app, several):
     assert "failed" not in {s for (s,) in open_app(several).dataframe[0].value["status"]}
     table = open_app(several, status=["failed"]).dataframe[0].value
     assert list(table["arch"]) == ["keel"]
+
+
+def test_a_run_stopped_by_max_steps_says_so(open_app, tmp_path):
+    write(tmp_path, steps=2, tokens_planned=1_750 * 1024)
+    table = open_app(tmp_path).dataframe[0].value
+    assert [s for (s,) in table["status"]] == ["stopped early"]
+    assert list(table["steps"]) == ["2 of 1,750"]
+
+
+def test_a_model_over_its_budget_is_marked(open_app, tmp_path):
+    write(tmp_path)
+    write(tmp_path, arch="hc", params_total=2_142_000)
+    table = open_app(tmp_path).dataframe[0].value.set_index("arch")
+    assert dict(table["over_budget"]) == {"pre_ln": "", "hc": "7.1 % over"}
+
+
+def test_hidden_runs_are_counted(open_app, several):
+    assert "Hidden by status: 1 failed." in said(open_app(several))
+    assert "Hidden" not in said(open_app(several, status=["failed", "finished"]))
+    assert "Hidden" not in said(open_app(several, archs="hc"))  # the failed one is of another design
+
+
+def test_runs_drawn_are_counted_without_those_that_have_no_data(open_app, tmp_path):
+    for seed in range(8):
+        write(tmp_path, seed=seed)
+    write(tmp_path, seed=50, steps=0, status="interrupted")
+    app = open_app(tmp_path)
+    drawn = {line["legendgroup"] for line in figure(app)["data"]}
+    assert len(drawn) == 6 and not any("-s50-" in run for run in drawn)
+    assert "the newest 6 that recorded something" in said(app)
+    ids = [f"pre_ln-nano-L4-d128-lr0.004-s{seed}-0123abcd" for seed in (0, 50)]
+    assert "1 of 2 ticked runs are drawn" in said(open_app(tmp_path, selected=ids))
 
 
 def test_the_table_holds_the_runs_values(open_app, several):
@@ -236,7 +271,7 @@ def test_a_live_run_is_followed_and_its_end_is_noticed(open_app, tmp_path):
 
     writer.seal("finished")
     app.run()
-    assert [s for (s,) in app.dataframe[0].value["status"]] == ["finished"]
+    assert [s for (s,) in app.dataframe[0].value["status"]] == ["stopped early"]
     assert not [w for w in app.get("button_group") if w.key == "refresh"]
 
 
@@ -277,9 +312,9 @@ def test_sizes_budgets_corpora_and_recipes_are_never_mixed(open_app, tmp_path):
     write(tmp_path, loss=8.0, budget="backbone", seed=2)
     write(tmp_path, loss=7.0, corpus="text", seed=3)
     write(tmp_path, loss=6.0, tokens_planned=20 * 1024, seed=4)
-    choices = {"size": "nano", "budget": "total", "corpus": "embedded", "recipe": "40,960 tokens"}
+    choices = {"size": "nano", "budget": "total", "corpus": "embedded", "recipe": "40.96k tokens"}
     assert lines(open_app(tmp_path, "pages/scaling.py", **choices))["pre_ln"]["y"] == [3.0]
-    assert lines(open_app(tmp_path, "pages/scaling.py", **choices | {"recipe": "20,480 tokens"}))["pre_ln"]["y"] == [6.0]
+    assert lines(open_app(tmp_path, "pages/scaling.py", **choices | {"recipe": "20.48k tokens"}))["pre_ln"]["y"] == [6.0]
     assert lines(open_app(tmp_path, "pages/scaling.py", **choices | {"corpus": "text"}))["pre_ln"]["y"] == [7.0]
     assert lines(open_app(tmp_path, "pages/scaling.py", **choices | {"budget": "backbone"}))["pre_ln"]["y"] == [8.0]
     assert lines(open_app(tmp_path, "pages/scaling.py", size="micro"))["pre_ln"]["y"] == [9.0]
@@ -301,8 +336,50 @@ def test_unfinished_runs_are_no_points_and_are_mentioned(open_app, tmp_path):
     write(tmp_path, arch="lns", status="interrupted", steps=20)
     app = open_app(tmp_path, "pages/scaling.py")
     assert set(lines(app)) == {"pre_ln"}
-    assert "2 runs are left out" in said(app)
-    assert "`depthbench fit --arch pre_ln --size nano --budget total --ratio 4` adds one" in said(app)  # one shape is no line
+    assert "Only runs that trained all planned tokens are drawn: 1 stopped early and 1 not finished." in said(app)
+
+
+def test_where_every_run_stopped_early_scaling_says_so(open_app, tmp_path):
+    write(tmp_path, steps=2)
+    app = open_app(tmp_path, "pages/scaling.py")
+    assert "1 stopped early" in app.info[0].value
+
+
+def suggested(app) -> list[str]:
+    (command,) = re.findall(r"`(depthbench fit .*?)` adds one", said(app))
+    return shlex.split(command)[2:]
+
+
+def test_the_suggested_command_repeats_the_lone_point_at_another_ratio(open_app, tmp_path):
+    runs = tmp_path / "my runs"
+    write(
+        runs, seed=7, lr=1e-3, corpus="/my texts/all", batch_tokens=2048, seq_len=128, tokens_planned=STEPS * 1024, precision="bf16-mixed"
+    )
+    command = suggested(open_app(runs, "pages/scaling.py"))
+    pairs = dict(zip(command[::2], command[1::2], strict=True))
+    assert pairs == {
+        "--arch": "pre_ln",
+        "--size": "nano",
+        "--budget": "total",
+        "--ratio": "4",
+        "--corpus": "/my texts/all",
+        "--tokens": "40960",
+        "--seed": "7",
+        "--trainer.precision": "bf16-mixed",
+        "--seq-len": "128",
+        "--batch-tokens": "2048",
+        "--lr": "0.001",
+        "--runs": str(runs),
+    }
+
+
+def test_the_suggested_command_is_one_that_fit_parses_and_names_what_no_column_says(open_app, tmp_path):
+    from depthbench.training.cli import parse
+
+    write(tmp_path, config=json.dumps({"command": {"count_extras": True, "tokenizer": "own/tokenizer.json"}}))
+    asked = parse(suggested(open_app(tmp_path, "pages/scaling.py"))).experiment
+    assert (asked.tokens, asked.seed, asked.ratio, asked.count_extras, asked.tokenizer) == (40_960, 42, 4.0, True, "own/tokenizer.json")
+    assert (asked.lr, asked.batch_tokens, asked.seq_len) == (None, None, None)  # the size's own
 
 
 # ---- Layers

@@ -32,5 +32,6 @@ def test_a_trained_run_is_seen_on_every_page(depthbench, tiny_corpus, tmp_path):
             page.screenshot(path=screenshots / f"{name}.png")
             assert run_id in page.locator("[data-testid=stMain]").text_content(), f"{name} does not show the run"
             assert not page.locator("[data-testid=stException], [data-testid=stAlert]").count(), f"{name} shows an error"
+        harness.look(page, address, "runs")  # the first page has a name too
         assert not errors
         assert hosts <= {address.removeprefix("http://"), ""}, "the dashboard must work without a network"

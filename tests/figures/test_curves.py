@@ -103,7 +103,16 @@ def test_labels_are_unique_even_for_equal_runs():
 
 def test_a_design_with_several_runs_is_shaded():
     several = runs(*[{"run_id": str(i), "arch": "hc", "ratio": float(2**i)} for i in range(3)])
-    assert list(curves.colors(several).values()) == palette.shades("hc", 3)
+    assert [style["color"] for style in curves.styles(several).values()] == palette.shades("hc", 3)
+
+
+def test_many_seeds_of_one_design_are_drawn_differently():
+    seeds = runs(*[{"run_id": str(i), "arch": "pre_ln", "ratio": 32.0, "seed": i} for i in range(12)])
+    figure = curves.figure(pd.concat([scalars(str(i), [3, 2, 1]) for i in range(12)]), seeds)
+    assert len({(trace.line.color, trace.line.dash) for trace in figure.data}) == 12
+    both = curves.figure(pd.concat([scalars(str(i), [3, 2], name) for i in range(12) for name in ("train/loss", "val/loss")]), seeds)
+    dotted = [trace for trace in both.data if trace.line.dash == "dot"]
+    assert len({(trace.line.color, trace.marker.symbol) for trace in dotted}) == 12  # dots are taken: markers tell them apart
 
 
 def test_lines_beyond_the_cap_are_left_out_and_the_figure_says_so():

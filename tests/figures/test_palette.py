@@ -59,6 +59,14 @@ def test_an_unknown_design_keeps_its_colour():
     assert palette.symbol("my_module.MyDesign") == "star-square"
 
 
+@pytest.mark.parametrize("design", palette.DESIGN_COLORS)
+def test_runs_of_one_design_differ_in_shade_dash_or_marker(design):
+    styles = palette.run_styles(design, 12)
+    assert len({(s["color"], s["dash"]) for s in styles}) == len({(s["color"], s["symbol"]) for s in styles}) == 12
+    seen = [lab(linear(color)) for color in {s["color"] for s in styles}]
+    assert min(np.linalg.norm(a - b) for a, b in combinations(seen, 2)) > 10
+
+
 def test_shades_go_from_dark_to_light_around_the_design():
     shades = palette.shades("hc", 5)
     brightness = [float(TO_XYZ[1] @ linear(c)) for c in shades]

@@ -16,7 +16,11 @@ def run(arch="pre_ln", n_layer=4, d_model=128, lr=1e-3, seed=0, loss=3.0, **more
         "n_layer": n_layer,
         "d_model": d_model,
         "ratio": d_model / n_layer,
+        "size": "nano",
+        "budget": "total",
         "params_total": 2_000_000,
+        "params_backbone": 1_400_000,
+        "budget_params": 2_000_000,
         "lr": lr,
         "seed": seed,
         "status": "finished",
@@ -90,10 +94,23 @@ def test_a_run_is_complete_when_it_saw_its_planned_tokens():
 def test_recipes_differ_exactly_where_the_recipe_does():
     frame = pd.DataFrame([run(), run(seed=1), run(tokens_planned=2_000_000), run(seq_len=128)])
     texts = list(scaling.recipes(frame))
-    assert texts[0] == texts[1] == "1,000,000 tokens · length 256"
-    assert texts[2:] == ["2,000,000 tokens · length 256", "1,000,000 tokens · length 128"]
-    assert list(scaling.recipes(frame.iloc[:2])) == ["1,000,000 tokens"] * 2
-    assert scaling.recipes(pd.DataFrame([run(), run(tokens_planned=1_000_001)])).nunique() == 2
+    assert texts[0] == texts[1] == "1M tokens · length 256"
+    assert texts[2:] == ["2M tokens · length 256", "1M tokens · length 128"]
+    assert list(scaling.recipes(frame.iloc[:2])) == ["1M tokens"] * 2
+    assert list(scaling.recipes(pd.DataFrame([run(), run(tokens_planned=1_000_001)]))) == ["1M tokens", "1.000001M tokens"]
+    assert list(scaling.recipes(pd.DataFrame([run(), run(batch_tokens=2048)]))) == ["batch 1024", "batch 2048"]
+
+
+def test_a_run_stopped_early_is_told_from_one_that_did_not_end():
+    frame = pd.DataFrame([run(), run(tokens_done=2_000), run(status="running", tokens_done=2_000)])
+    assert list(scaling.stopped_early(frame)) == [False, True, False]
+
+
+def test_a_model_over_its_budget_is_marked_in_the_hover():
+    points = scaling.points(pd.DataFrame([run(), run(n_layer=8, params_total=2_142_000)]))
+    (line,) = scaling.figure(points).data
+    assert "%{customdata[8]}" in line.hovertemplate
+    assert [row[8] for row in line.customdata] == [" · 7.1 % over the budget", ""]
 
 
 def test_deltas_are_taken_from_each_designs_own_base_shape():
@@ -140,8 +157,16 @@ def test_a_single_point_has_ticks_around_it_and_no_points_are_an_empty_figure():
     points = scaling.points(pd.DataFrame([run(d_model=23)]))
     axis = scaling.figure(points).layout.xaxis
     low, high = 10 ** np.array(axis.range)
-    assert sum(low <= tick <= high for tick in axis.tickvals) == 2
+    assert sum(low <= tick <= high for tick in axis.tickvals) == 4
     assert not scaling.figure(points.iloc[:0]).data
+
+
+def test_a_single_point_is_shown_within_tenths_of_a_nat_and_with_its_bar():
+    alone = scaling.figure(scaling.points(pd.DataFrame([run(loss=3.0)])))
+    np.testing.assert_allclose(alone.layout.yaxis.range, [2.9, 3.1])
+    spread = scaling.figure(scaling.points(pd.DataFrame([run(loss=3.0), run(seed=1, loss=4.0)])))
+    low, high = spread.layout.yaxis.range
+    assert low < 3.5 - 0.5**0.5 and high > 3.5 + 0.5**0.5
 
 
 def test_the_overlay_shows_differences_only():
