@@ -226,7 +226,7 @@ def test_the_main_job(tmp_path, says):
 
 def test_a_gpu_gets_bf16_autocast_unless_another_precision_is_asked_for():
     from depthbench.training.cli import parse
-    from depthbench.training.fit import precision_of
+    from depthbench.training.trainer import precision_of
 
     gpu, cpu = (SimpleNamespace(accelerator=kind(), precision="64-true") for kind in (CUDAAccelerator, CPUAccelerator))
     assert precision_of(parse([]), gpu) == "bf16-mixed"

@@ -1,0 +1,126 @@
+"""Lightning's Trainer for a plan: the user's arguments, what the plan decides, our callbacks and our logger."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+import lightning as L
+import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.accelerators import CUDAAccelerator, MPSAccelerator
+from lightning.pytorch.callbacks import Timer
+
+from depthbench.errors import UserError, unknown
+from depthbench.shapes import flops_per_token_train
+from depthbench.store.writer import RunWriter
+from depthbench.training import checkpoints
+from depthbench.training.cli import ExperimentCLI, first_line
+from depthbench.training.data import CorpusDataModule
+from depthbench.training.interruption import Interruption
+from depthbench.training.layer_stats import LayerStatistics
+from depthbench.training.plan import Plan
+from depthbench.training.progress import TrainingProgress
+from depthbench.training.recorder import Recorder, StoreLogger
+from depthbench.training.skip_ablation import SkipAblation, fixed_windows
+
+# fp16 is not among them: its scaler would multiply the recorded gradients.
+PRECISIONS = ("32-true", "bf16-mixed", "bf16-true", "64-true")
+
+
+class StopAtLastStep(L.Callback):
+    """Asks Lightning to stop at the planned last step, so that this step always ends in a validation and a checkpoint."""
+
+    def __init__(self, last_step: int):
+        self.last_step = last_step
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx) -> None:
+        if trainer.global_step >= self.last_step:
+            trainer.should_stop = True
+
+
+class AttemptTimer(Timer):
+    """Lightning's ``--trainer.max_time``, anew for each attempt: its own timer goes on counting, and a resumed run would end at once."""
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        pass
+
+
+def build_trainer(cli: ExperimentCLI, plan: Plan, folder: Path, writer: RunWriter, data: CorpusDataModule) -> L.Trainer:
+    """Lightning's Trainer with the user's arguments, ours, our logger and our callbacks before the user's own."""
+    config = dict(cli.config_init.trainer)
+    at = {"tokens_per_step": plan.batch_tokens, "last_step": plan.last_step}
+    recorder = Recorder(**at, flops_per_token=flops_per_token_train(plan.shape, plan.seq_len))
+    callbacks = [recorder, StopAtLastStep(plan.last_step)]
+    if plan.experiment.layer_stats_every > 0:
+        windows = fixed_windows(data.val_dataset())
+        callbacks += [
+            LayerStatistics(writer.add, every_n_steps=plan.experiment.layer_stats_every, **at),
+            SkipAblation(writer.add, recorder, windows, **at),
+        ]
+    if config.pop("enable_progress_bar", None) is not False:
+        callbacks.append(TrainingProgress(recorder, last_step=plan.last_step))
+    if config.get("max_time"):
+        callbacks.append(AttemptTimer(config.pop("max_time")))
+    callbacks += [*as_list(config.pop("callbacks", None)), *checkpoints.keepers(folder), Interruption(folder)]
+    logger = StoreLogger(writer, run_id=plan.run_id, tokens_per_step=plan.batch_tokens)
+    return L.Trainer(
+        **{
+            **config,
+            "callbacks": callbacks,
+            "logger": [logger, *as_list(config.pop("logger", None))],
+            "plugins": [*as_list(config.pop("plugins", None)), checkpoints.CheckpointFiles()],
+            "precision": plan.precision,
+            "max_epochs": 1,
+            "max_steps": plan.last_step,
+            "accumulate_grad_batches": plan.accumulation,
+            "gradient_clip_val": plan.recipe.max_grad_norm,
+            "val_check_interval": -(-plan.last_step // plan.validations) * plan.accumulation,
+            "num_sanity_val_steps": 0,
+            "use_distributed_sampler": False,
+            "default_root_dir": folder,
+            "enable_autolog_hparams": False,
+        }
+    )
+
+
+def as_list(asked) -> list:
+    """What a user gave for a Trainer argument that takes one, several, or none (also as true or false)."""
+    if asked is None or isinstance(asked, bool):
+        return []
+    return list(asked) if isinstance(asked, (list, tuple)) else [asked]
+
+
+def bare_trainer(cli: ExperimentCLI) -> L.Trainer:
+    """A Trainer with the user's devices only: says the accelerator and the world size before anything is built."""
+    trainer = _bare_trainer(cli)
+    if isinstance(trainer.accelerator, MPSAccelerator) and cli.config.trainer.accelerator == "auto":
+        cli.config_init.trainer.accelerator = "cpu"  # Apple's GPUs lack fp64, in which losses are summed
+        trainer = _bare_trainer(cli)
+    if trainer.world_size > 1:
+        raise UserError(f"a run on {trainer.world_size} devices is not supported yet: use --trainer.devices 1 and one process")
+    return trainer
+
+
+def _bare_trainer(cli: ExperimentCLI) -> L.Trainer:
+    asked = {key: cli.config_init.trainer[key] for key in ("accelerator", "strategy", "devices", "num_nodes", "precision", "plugins")}
+    try:
+        return L.Trainer(**asked, logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
+    except (MisconfigurationException, ValueError, TypeError, ImportError) as error:
+        mend = "; use --trainer.accelerator cpu, or look at the driver" if "backend" in str(error) else ""
+        raise UserError(f"the trainer cannot start: {first_line(error)}{mend}") from error
+
+
+def precision_of(cli: ExperimentCLI, trainer: L.Trainer) -> str:
+    """Lightning's name of the asked precision; where none is asked, bf16 autocast on a GPU and fp32 elsewhere."""
+    if cli.config.trainer.precision is None:
+        return "bf16-mixed" if isinstance(trainer.accelerator, CUDAAccelerator) else "32-true"
+    if trainer.precision not in PRECISIONS:
+        raise unknown("precision", trainer.precision, PRECISIONS)
+    return trainer.precision
+
+
+def device_name(trainer: L.Trainer) -> str:
+    if isinstance(trainer.accelerator, CUDAAccelerator):
+        return torch.cuda.get_device_name(trainer.strategy.root_device)
+    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
