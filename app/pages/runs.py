@@ -19,8 +19,9 @@ MAX_ROWS = 500
 SHOWN_UNASKED = 6
 LOSSES = {"training and validation loss": ["train/loss", "val/loss"], "train/loss": ["train/loss"], "val/loss": ["val/loss"]}
 X_AXES = {"step": "step", "tokens": "tokens", "wall time": "wall_s"}
+# At a window of 1280 pixels the columns up to the last loss fill the table exactly: no heading is cut.
 COLUMNS = {
-    "run_id": st.column_config.TextColumn("Run", width=300, pinned=True),
+    "run_id": st.column_config.TextColumn("Run", width=289, pinned=True),
     "status": st.column_config.MultiselectColumn(
         "Status",
         width=105,
@@ -29,11 +30,11 @@ COLUMNS = {
         help=f"{EARLY}: finished, but before its planned tokens, as --trainer.max_steps asks",
     ),
     "progress": st.column_config.ProgressColumn(
-        "Tokens seen", width=130, min_value=0, max_value=100, format="%.0f %%", help="of the tokens planned"
+        "Tokens seen", width=105, min_value=0, max_value=100, format="%.0f %%", help="of the tokens planned"
     ),
-    "steps": st.column_config.TextColumn("Steps", width=120, help="of the steps planned"),
-    "val_loss_best": st.column_config.NumberColumn("Best val loss", format="%.4f", help="lowest validation loss, nats per token"),
-    "val_loss": st.column_config.NumberColumn("Last val loss", format="%.4f", help="latest validation loss, nats per token"),
+    "steps": st.column_config.TextColumn("Steps", width=110, help="of the steps planned"),
+    "val_loss_best": st.column_config.NumberColumn("Best val loss", width=88, format="%.4f", help="lowest validation loss, nats per token"),
+    "val_loss": st.column_config.NumberColumn("Last val loss", width=88, format="%.4f", help="latest validation loss, nats per token"),
     "ratio": st.column_config.NumberColumn("Ratio", format="%.4g", help="aspect ratio d_model / n_layer"),
     "arch": st.column_config.TextColumn("Design"),
     "size": st.column_config.TextColumn("Size"),
@@ -157,7 +158,8 @@ def loss_curves(runs: pd.DataFrame, picked: list[str]) -> None:
         first = "The first " if len(chosen) > len(drawn) and n_drawn == len(drawn) else ""
         note = f"{first}{n_drawn} of {len(chosen)} ticked runs are drawn."
     elif not picked and len(runs) > n_drawn:
-        note = f"Runs drawn: the newest {n_drawn} that recorded something. Tick rows of the table to choose."
+        which = f"The newest {n_drawn}" if n_drawn == len(drawn) else f"{n_drawn} of the newest {len(drawn)}"
+        note = f"{which} that recorded anything are drawn: tick rows of the table to choose."
     view.note_and_csv(note, curves.smooth(scalars, smoothing) if smoothing else scalars, "curves")
 
 

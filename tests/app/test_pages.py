@@ -152,7 +152,9 @@ def test_runs_drawn_are_counted_without_those_that_have_no_data(open_app, tmp_pa
     app = open_app(tmp_path)
     drawn = {line["legendgroup"] for line in figure(app)["data"]}
     assert len(drawn) == 6 and not any("-s50-" in run for run in drawn)
-    assert "the newest 6 that recorded something" in said(app)
+    assert "The newest 6 that recorded anything are drawn" in said(app)
+    write(tmp_path, seed=51, steps=5)  # too short for a validation
+    assert "5 of the newest 6 that recorded anything are drawn" in said(open_app(tmp_path, curve="val/loss"))
     ids = [f"pre_ln-nano-L4-d128-lr0.004-s{seed}-0123abcd" for seed in (0, 50)]
     assert "1 of 2 ticked runs are drawn" in said(open_app(tmp_path, selected=ids))
 
