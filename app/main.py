@@ -1,6 +1,7 @@
 """The dashboard's router: `depthbench app`, or `streamlit run app/main.py -- --runs DIR`.
 
-Every file in pages/ is a page. It says where it belongs in a literal ``PAGE = {"title", "icon", "order"}``, so a new page is one new file.
+Every file in views/ is a page. It says where it belongs in a literal ``PAGE = {"title", "icon", "order"}``, so a new page is one new file.
+The folder is not called pages/: Streamlit takes one of that name for its older kind of app, whose first visitor comes past the router.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ HERE = Path(__file__).parent
 
 
 def pages() -> list[st.Page]:
-    """The pages of pages/ in their order; PAGE is read without running the page."""
+    """The pages of views/ in their order; PAGE is read without running the page."""
     found = []
-    for path in (HERE / "pages").glob("[!_]*.py"):
+    for path in (HERE / "views").glob("[!_]*.py"):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "PAGE":
                 page = ast.literal_eval(node.value)

@@ -73,7 +73,7 @@ def elsewhere(wheel, tmp_path_factory):
 def test_the_wheel_holds_app_conf_and_the_papers_numbers(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {"depthbench/app/main.py", "depthbench/conf/sizes.yaml", "depthbench/conf/recipes.yaml", "depthbench/conf/paper.json"} <= names
-    assert {"depthbench/app/pages/runs.py", "depthbench/app/pages/scaling.py", "depthbench/app/pages/layers.py"} <= names
+    assert {"depthbench/app/views/runs.py", "depthbench/app/views/scaling.py", "depthbench/app/views/layers.py"} <= names
     assert not [name for name in names if name.startswith(("tests/", "runs/", "app/", "conf/"))]
 
 

@@ -86,13 +86,13 @@ def several(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def open_app(monkeypatch):
-    """Opens a page of the app over a runs folder: ``open_app(runs, "pages/scaling.py", loss="last")``; keywords are query parameters."""
+    """Opens a page of the app over a runs folder: ``open_app(runs, "views/scaling.py", loss="last")``; keywords are query parameters."""
 
-    def opened(runs: Path, page: str = "pages/runs.py", **query) -> AppTest:
+    def opened(runs: Path, page: str = "views/runs.py", **query) -> AppTest:
         main = resource("app", "main.py")
         monkeypatch.setattr("sys.argv", [str(main), "--runs", str(runs)])
         app = AppTest.from_file(main, default_timeout=30)
-        if page != "pages/runs.py":
+        if page != "views/runs.py":
             app.run()  # registers the pages
             app.switch_page(page)
             app.query_params = {}

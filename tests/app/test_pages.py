@@ -15,7 +15,7 @@ import pytest
 
 from tests.app.conftest import STEPS, figure, scalar, write
 
-PAGES = ["pages/runs.py", "pages/scaling.py", "pages/layers.py"]
+PAGES = ["views/runs.py", "views/scaling.py", "views/layers.py"]
 
 
 def said(app) -> str:
@@ -89,7 +89,7 @@ def test_an_unreadable_run_is_a_message_beside_the_others(open_app, tmp_path, pa
     app = open_app(tmp_path, page)
     assert not app.exception
     assert figure(app)["data"]
-    if page == "pages/runs.py":
+    if page == "views/runs.py":
         assert "broken" in app.warning[0].value
         assert "broken" in set(app.dataframe[0].value["run_id"])
         widget(app, "archs").select("pre_ln").run()
@@ -242,7 +242,7 @@ def test_a_download_holds_exactly_the_table_and_the_curves(open_app, several, do
 
 
 def test_a_download_holds_exactly_the_points_and_the_paper(open_app, several, downloads):
-    app = open_app(several, "pages/scaling.py", view="difference and paper")
+    app = open_app(several, "views/scaling.py", view="difference and paper")
     rows = downloads["depthbench-scaling.csv"]
     assert rows.query("source == 'runs' and arch == 'hc'")["delta"].tolist() == pytest.approx(lines(app)["hc"]["y"][::-1])
     assert len(rows.query("source != 'runs'")) == 54
@@ -250,7 +250,7 @@ def test_a_download_holds_exactly_the_points_and_the_paper(open_app, several, do
 
 def test_a_download_holds_exactly_the_heatmap(open_app, tmp_path, downloads):
     write(tmp_path)
-    app = open_app(tmp_path, "pages/layers.py")
+    app = open_app(tmp_path, "views/layers.py")
     grid = downloads["depthbench-layers.csv"].pivot(index="layer", columns="step", values="value")
     assert grid.to_numpy().tolist() == figure(app)["data"][0]["z"]
 
@@ -294,7 +294,7 @@ def lines(app) -> dict[str, dict]:
 
 
 def test_one_line_per_design_with_means_over_seeds_at_the_best_rate(open_app, several):
-    drawn = lines(open_app(several, "pages/scaling.py"))
+    drawn = lines(open_app(several, "views/scaling.py"))
     assert set(drawn) == {"hc", "pre_ln"}
     assert drawn["pre_ln"]["x"] == [4.0, 12.0, 32.0]
     assert drawn["pre_ln"]["y"] == pytest.approx([3.16, 3.08, (3.04 + 3.24) / 2])
@@ -303,7 +303,7 @@ def test_one_line_per_design_with_means_over_seeds_at_the_best_rate(open_app, se
 
 
 def test_one_learning_rate_can_be_asked_for(open_app, several):
-    drawn = lines(open_app(several, "pages/scaling.py", lr="0.001"))
+    drawn = lines(open_app(several, "views/scaling.py", lr="0.001"))
     assert set(drawn) == {"pre_ln"}
     assert drawn["pre_ln"]["y"] == pytest.approx([3.5])
 
@@ -315,15 +315,15 @@ def test_sizes_budgets_corpora_and_recipes_are_never_mixed(open_app, tmp_path):
     write(tmp_path, loss=7.0, corpus="text", seed=3)
     write(tmp_path, loss=6.0, tokens_planned=20 * 1024, seed=4)
     choices = {"size": "nano", "budget": "total", "corpus": "embedded", "recipe": "40.96k tokens"}
-    assert lines(open_app(tmp_path, "pages/scaling.py", **choices))["pre_ln"]["y"] == [3.0]
-    assert lines(open_app(tmp_path, "pages/scaling.py", **choices | {"recipe": "20.48k tokens"}))["pre_ln"]["y"] == [6.0]
-    assert lines(open_app(tmp_path, "pages/scaling.py", **choices | {"corpus": "text"}))["pre_ln"]["y"] == [7.0]
-    assert lines(open_app(tmp_path, "pages/scaling.py", **choices | {"budget": "backbone"}))["pre_ln"]["y"] == [8.0]
-    assert lines(open_app(tmp_path, "pages/scaling.py", size="micro"))["pre_ln"]["y"] == [9.0]
+    assert lines(open_app(tmp_path, "views/scaling.py", **choices))["pre_ln"]["y"] == [3.0]
+    assert lines(open_app(tmp_path, "views/scaling.py", **choices | {"recipe": "20.48k tokens"}))["pre_ln"]["y"] == [6.0]
+    assert lines(open_app(tmp_path, "views/scaling.py", **choices | {"corpus": "text"}))["pre_ln"]["y"] == [7.0]
+    assert lines(open_app(tmp_path, "views/scaling.py", **choices | {"budget": "backbone"}))["pre_ln"]["y"] == [8.0]
+    assert lines(open_app(tmp_path, "views/scaling.py", size="micro"))["pre_ln"]["y"] == [9.0]
 
 
 def test_the_paper_is_overlaid_as_differences_only(open_app, several):
-    app = open_app(several, "pages/scaling.py", view="difference and paper")
+    app = open_app(several, "views/scaling.py", view="difference and paper")
     drawn = lines(app)
     assert drawn["pre_ln"]["y"] == pytest.approx([3.16 - 3.14, 3.08 - 3.14, 0.0])
     theirs = {name: line for name, line in drawn.items() if name.endswith("paper 400M")}
@@ -336,14 +336,14 @@ def test_unfinished_runs_are_no_points_and_are_mentioned(open_app, tmp_path):
     write(tmp_path, loss=3.0)
     write(tmp_path, arch="hc", steps=20)  # finished, but stopped before its planned tokens
     write(tmp_path, arch="lns", status="interrupted", steps=20)
-    app = open_app(tmp_path, "pages/scaling.py")
+    app = open_app(tmp_path, "views/scaling.py")
     assert set(lines(app)) == {"pre_ln"}
     assert "Only runs that trained all planned tokens are drawn: 1 stopped early and 1 not finished." in said(app)
 
 
 def test_where_every_run_stopped_early_scaling_says_so(open_app, tmp_path):
     write(tmp_path, steps=2)
-    app = open_app(tmp_path, "pages/scaling.py")
+    app = open_app(tmp_path, "views/scaling.py")
     assert "1 stopped early" in app.info[0].value
 
 
@@ -357,7 +357,7 @@ def test_the_suggested_command_repeats_the_lone_point_at_another_ratio(open_app,
     write(
         runs, seed=7, lr=1e-3, corpus="/my texts/all", batch_tokens=2048, seq_len=128, tokens_planned=STEPS * 1024, precision="bf16-mixed"
     )
-    command = suggested(open_app(runs, "pages/scaling.py"))
+    command = suggested(open_app(runs, "views/scaling.py"))
     pairs = dict(zip(command[::2], command[1::2], strict=True))
     assert pairs == {
         "--arch": "pre_ln",
@@ -379,7 +379,7 @@ def test_the_suggested_command_is_one_that_fit_parses_and_names_what_no_column_s
     from depthbench.training.cli import parse
 
     write(tmp_path, config=json.dumps({"command": {"count_extras": True, "tokenizer": "own/tokenizer.json"}}))
-    asked = parse(suggested(open_app(tmp_path, "pages/scaling.py"))).experiment
+    asked = parse(suggested(open_app(tmp_path, "views/scaling.py"))).experiment
     assert (asked.tokens, asked.seed, asked.ratio, asked.count_extras, asked.tokenizer) == (40_960, 42, 4.0, True, "own/tokenizer.json")
     assert (asked.lr, asked.batch_tokens, asked.seq_len) == (None, None, None)  # the size's own
 
@@ -389,7 +389,7 @@ def test_the_suggested_command_is_one_that_fit_parses_and_names_what_no_column_s
 
 def test_the_heatmap_and_profile_hold_the_recorded_statistic(open_app, tmp_path):
     write(tmp_path, n_layer=4)
-    app = open_app(tmp_path, "pages/layers.py", step="20")
+    app = open_app(tmp_path, "views/layers.py", step="20")
     heatmap, profile = figure(app, 0)["data"][0], figure(app, 1)["data"][0]
     assert heatmap["x"] == [10, 20, 30, 40]
     assert heatmap["z"] == [[s + layer for s in (10, 20, 30, 40)] for layer in range(4)]
@@ -397,13 +397,13 @@ def test_the_heatmap_and_profile_hold_the_recorded_statistic(open_app, tmp_path)
 
 
 def test_values_that_are_not_finite_are_marked(open_app, several):
-    app = open_app(several, "pages/layers.py", run="hc-nano-L8-d96-lr0.004-s42-0123abcd")
+    app = open_app(several, "views/layers.py", run="hc-nano-L8-d96-lr0.004-s42-0123abcd")
     assert "not finite" in {trace.get("name") for trace in figure(app)["data"]}
 
 
 def test_several_runs_share_the_colour_limits_and_overlay_by_relative_depth(open_app, several):
     runs = ["hc-nano-L4-d128-lr0.004-s42-0123abcd", "hc-nano-L16-d64-lr0.004-s42-0123abcd"]
-    app = open_app(several, "pages/layers.py", run=runs, relative="1", log="1")
+    app = open_app(several, "views/layers.py", run=runs, relative="1", log="1")
     assert not app.exception
     maps = [trace for trace in figure(app)["data"] if trace["type"] == "heatmap"]
     assert [len(trace["z"]) for trace in maps] == [16, 4]  # newest first
@@ -413,7 +413,7 @@ def test_several_runs_share_the_colour_limits_and_overlay_by_relative_depth(open
 
 def test_direction_and_metric_choose_the_statistic(open_app, tmp_path):
     write(tmp_path)
-    app = open_app(tmp_path, "pages/layers.py", metric="mean", direction="backward")
+    app = open_app(tmp_path, "views/layers.py", metric="mean", direction="backward")
     assert figure(app, 1)["data"][0]["y"] == pytest.approx([-0.1, 0.0, 0.1, 0.2])
     assert "gradient" in figure(app, 1)["layout"]["yaxis"]["title"]["text"]
     assert widget(app, "log").disabled  # negative values have no logarithm
@@ -423,7 +423,7 @@ def test_an_untouched_slider_follows_a_live_run(open_app, tmp_path):
     from tests.app.conftest import statistic
 
     writer = write(tmp_path, status=None, steps=20)
-    app = open_app(tmp_path, "pages/layers.py")
+    app = open_app(tmp_path, "views/layers.py")
     assert widget(app, "step").value == 20
     writer.add("layer_stats", [statistic("norm", 30, layer, 1.0) for layer in range(4)])
     writer.drain()
@@ -441,7 +441,7 @@ def test_a_run_without_layer_statistics_is_named(open_app, tmp_path):
     write(tmp_path)
     write(tmp_path, arch="hc", steps=5)
     ids = sorted(folder.name for folder in tmp_path.iterdir())
-    app = open_app(tmp_path, "pages/layers.py", run=ids)
+    app = open_app(tmp_path, "views/layers.py", run=ids)
     assert "Without this statistic: hc" in said(app)
 
 
@@ -457,9 +457,9 @@ def test_no_two_pages_share_a_control(open_app, several):
 def test_a_link_restores_each_page(open_app, several):
     run = "hc-nano-L4-d128-lr0.004-s42-0123abcd"
     views = {
-        "pages/runs.py": {"selected": run, "curve": "val/loss", "x": "tokens", "logx": "1", "smooth": "0.9", "archs": "hc"},
-        "pages/scaling.py": {"loss": "last", "lr": "0.004", "view": "difference from base", "base": "12.0"},
-        "pages/layers.py": {"run": run, "metric": "norm", "step": "20", "over": "tokens", "relative": "1", "log": "1"},
+        "views/runs.py": {"selected": run, "curve": "val/loss", "x": "tokens", "logx": "1", "smooth": "0.9", "archs": "hc"},
+        "views/scaling.py": {"loss": "last", "lr": "0.004", "view": "difference from base", "base": "12.0"},
+        "views/layers.py": {"run": run, "metric": "norm", "step": "20", "over": "tokens", "relative": "1", "log": "1"},
     }
     for page, query in views.items():
         app = open_app(several, page, **query)
@@ -468,10 +468,10 @@ def test_a_link_restores_each_page(open_app, several):
 
 
 def test_a_link_with_names_that_are_gone_falls_back(open_app, several):
-    app = open_app(several, "pages/layers.py", run="gone", metric="gone", step="gone", over="gone")
+    app = open_app(several, "views/layers.py", run="gone", metric="gone", step="gone", over="gone")
     assert not app.exception
     assert widget(app, "metric").value == "norm"
-    app = open_app(several, "pages/scaling.py", size="gone", lr="gone", view="gone")
+    app = open_app(several, "views/scaling.py", size="gone", lr="gone", view="gone")
     assert not app.exception
     assert widget(app, "size").value == "nano"
     assert "view" not in app.query_params
@@ -486,11 +486,11 @@ def test_nothing_chosen_is_a_choice_that_the_link_keeps(open_app, several):
 
 def test_choices_survive_going_to_another_page_and_back(open_app, several):
     app = open_app(several, archs="hc", x="tokens")
-    app.switch_page("pages/scaling.py")
+    app.switch_page("views/scaling.py")
     app.query_params = {}
     app.run()
     widget(app, "loss").set_value("last").run()
-    app.switch_page("pages/runs.py")
+    app.switch_page("views/runs.py")
     app.query_params = {}
     app.run()
     assert set(app.dataframe[0].value["arch"]) == {"hc"}
