@@ -77,8 +77,17 @@ def flush_against_insert(folder: Path, n_rows: int, times: int) -> None:
     print(f"ratio of the medians, insert / segment: {np.median(inserted) / np.median(segment):.1f}")
 
 
+def standstill(seconds: float) -> float:
+    """The longest time, in ms, between two looks at the clock: how long a thread that wants to go on is kept from it."""
+    longest, last, end = 0.0, time.perf_counter(), time.perf_counter() + seconds
+    while last < end:
+        now = time.perf_counter()
+        longest, last = max(longest, now - last), now
+    return 1e3 * longest
+
+
 def blocking(folder: Path, n_rows: int, times: int) -> None:
-    """Time taken from the training thread: by ``add`` and ``flush``, and by the writer's thread while a step runs.
+    """Time taken from the training thread: by ``add`` and ``flush``, by sharing the cores with the writer's thread, and by its locks.
 
     Steps with a flush under way and steps without take turns, so that whatever else the machine does meets both alike.
     """
@@ -88,7 +97,7 @@ def blocking(folder: Path, n_rows: int, times: int) -> None:
         for _ in range(25):
             np.tanh(matrix @ matrix)
 
-    add, flush, beside, alone = (np.empty(times) for _ in range(4))
+    add, flush, beside, alone, kept, free = (np.empty(times) for _ in range(6))
     with RunWriter(folder, {"arch": "pre_ln"}, flush_every_s=3600) as writer:
         for n in range(times):
             rows = layer_rows(n, n_rows)
@@ -97,11 +106,18 @@ def blocking(folder: Path, n_rows: int, times: int) -> None:
             beside[n] = milliseconds(step, 1)[0]
             writer.drain()
             alone[n] = milliseconds(step, 1)[0]
+            writer.add("layer_stats", rows)
+            writer.flush()
+            kept[n] = standstill(0.02)
+            writer.drain()
+            free[n] = standstill(0.02)
     report(f"add {n_rows} rows", add)
     report("flush (asks for it)", flush)
     report("step, nothing to write", alone)
     report(f"step, {n_rows} rows being written", beside)
-    print(f"blocked by the flush, difference of the medians: {np.median(beside) - np.median(alone):.3f} ms")
+    print(f"a step beside a flush is longer by {np.median(beside) - np.median(alone):.3f} ms in the median: it shares the cores")
+    report("longest standstill in 20 ms, nothing to write", free)
+    report(f"longest standstill, {n_rows} rows being written", kept)
 
 
 def listing(runs_dir: Path, n_runs: int) -> None:
