@@ -64,7 +64,7 @@ HELP = {
     "tokens": ("training tokens, for example 2M; re-plans the schedule (default: the size's)", Count("tokens")),
     "lr": ("peak learning rate (default: the recipe's for this design and size)", float | None),
     "seed": ("seed of initialisation and data order", int),
-    "seq_len": ("tokens predicted per sequence (default: the size's)", int | None),
+    "seq_len": ("tokens predicted per sequence (default: the size's)", Count("seq-len")),
     "batch_tokens": ("tokens per optimizer step (default: the size's)", Count("batch-tokens")),
     "micro_batch": ("sequences per forward pass; the rest of a step is accumulated (default: at most the size's)", int | None),
     "corpus": ("embedded, fineweb-edu, or the folder of a prepared corpus (default: the size's)", str | None),

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from depthbench.errors import UserError
+from depthbench.quantities import whole_number
 from depthbench.shapes import (
     Shape,
     Size,
@@ -94,12 +95,11 @@ class _Question:
 def _question(args: Namespace) -> _Question:
     size = size_named(args.size)
     tolerance = None if args.tolerance is None else positive("--tolerance", args.tolerance)
-    seq_len = size.seq_len if args.seq_len is None else positive("--seq-len", args.seq_len)
-    if seq_len < 1 or seq_len != int(seq_len):
-        raise UserError(f"--seq-len must be a whole number of tokens, 1 or more, not {args.seq_len}")
+    seq_len = size.seq_len if args.seq_len is None else whole_number(args.seq_len, "--seq-len")
+    positive("--seq-len", seq_len)
     if args.count_extras and args.arch is None:
         raise UserError("--count-extras needs --arch NAME: it counts what that design adds")
-    return _Question(size, args.budget, tolerance, int(seq_len), args.arch, _extra(args.arch), args.count_extras)
+    return _Question(size, args.budget, tolerance, seq_len, args.arch, _extra(args.arch), args.count_extras)
 
 
 def _extra(arch: str | None) -> Callable[[Shape], int]:

@@ -125,7 +125,7 @@ def test_a_rung_out_of_reach_does_not_hide_the_others(capsys):
         (["--tolerance", "much"], "--tolerance must be a positive number, not much"),
         (["--tolerance", "3.5"], "tolerance must be a fraction below 1, not 3.5"),
         (["--seq-len", "0"], "--seq-len must be a positive number, not 0"),
-        (["--seq-len", "1.5"], "--seq-len must be a whole number of tokens"),
+        (["--seq-len", "1.5"], "--seq-len is '1.5', no whole number"),
         (["--count-extras"], "--count-extras needs --arch NAME"),
         (["--arch", "heavi"], "unknown arch 'heavi': did you mean 'heavy'?"),
     ],
