@@ -113,7 +113,7 @@ def resolve(asked: Experiment, *, precision: str = "32-true", max_steps: int = -
     Raises UserError with one line for every value that cannot be: unknown names, a shape out of reach, a batch that does not divide.
     """
     check(asked, max_steps)
-    residual = residuals.get(asked.arch)
+    residual, recipe = residuals.get(asked.arch), recipes.recipe(asked.recipe)
     size = shapes.size_named(asked.size)
     ratio = size.ratio if asked.ratio is None else asked.ratio
     shape = shapes.solve_shape(size, ratio, budget=asked.budget, params_extra=residual.params_extra if asked.count_extras else None)
@@ -135,7 +135,7 @@ def resolve(asked: Experiment, *, precision: str = "32-true", max_steps: int = -
     return Plan(
         experiment=asked,
         shape=shape,
-        recipe=recipes.recipe(asked.recipe),
+        recipe=recipe,
         lr=asked.lr or recipes.learning_rate(size, asked.arch, asked.recipe),
         ratio_requested=ratio,
         budget_params=size.budgets[asked.budget],

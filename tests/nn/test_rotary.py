@@ -41,3 +41,4 @@ def test_a_table_first_made_during_inference_serves_training():
     with torch.inference_mode():
         model(tokens)
     model(tokens).sum().backward()
+    assert model.embedding.weight.grad is not None

@@ -176,5 +176,6 @@ raise RuntimeError("nobody caught this")
 def test_rows_are_written_without_being_asked_for(tmp_path):
     with RunWriter(tmp_path / "r", {"arch": "pre_ln"}, flush_every_s=0.01) as live:
         live.add("scalars", curve("x", [1.0]))
-        while Store(tmp_path).rows("scalars", ["r"]).empty:
+        while (written := Store(tmp_path).rows("scalars", ["r"])).empty:
             pass  # the test's time limit is the limit
+        assert written.value.tolist() == [1.0]
