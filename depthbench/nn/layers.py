@@ -1,4 +1,4 @@
-"""Matrices, embedding and norm, each with its initialisation in one place.
+"""Matrices, embedding and norms, each with its initialisation in one place.
 
 Every matrix, the embedding and the head included, starts as a normal of standard deviation 0.02 cut at three standard
 deviations. There is no depth-scaled output projection in any design: it would starve Attention Residuals of signal (the
@@ -53,3 +53,10 @@ class RMSNorm(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.weight.shape[0]}, eps={self.eps}"
+
+
+class LayerNorm(RMSNorm):
+    """x (..., width) -> weight * (x - mean(x)) / sqrt(var(x) + eps): centred, without bias; precisions as in RMSNorm."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x.to(self.weight.dtype), self.weight.shape, self.weight, None, self.eps).to(x.dtype)

@@ -70,7 +70,7 @@ class LanguageModel(nn.Module):
 
     def hidden(self, state: State) -> Tensor:
         """What the head multiplies, (B, T, D), from the state after the last block."""
-        return self.residual.close(state, self.final_norm)
+        return self.residual.close(state, self.final_norm, block=self.config.n_layer)
 
     def logits(self, state: State) -> Tensor:
         """Logits (B, T, V) from the state after the last block."""

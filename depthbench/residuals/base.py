@@ -35,6 +35,16 @@ from depthbench.nn.sublayer import Sublayer
 State = Any  # the design's own NamedTuple
 
 
+class About(NamedTuple):
+    """What ``depthbench archs`` says of a design, a phrase each."""
+
+    family: str  # "baseline", "normalisation", "hyper-connections", "attention over depth", ...
+    update: str  # the residual update as one equation, x the stream, F the sublayer, N its input norm
+    weights: str  # what weighs the parts: "fixed", "learned, static", "dynamic" (they depend on the token)
+    reads: str  # what a sublayer reads from
+    source: str  # the paper, as an arXiv id
+
+
 class LinearForm(NamedTuple):
     """One sublayer's step as a linear map per token, the state seen as n slots of width D (all the embedding after ``open``):
 
@@ -66,6 +76,7 @@ class Residual(nn.Module):
     never in the constructor: models are built on the meta device, and for the same reason constants are Python numbers, not buffers.
     """
 
+    about: ClassVar[About] = About("your own", "not stated", "not stated", "not stated", "")
     skip_rules: ClassVar[tuple[str, ...]] = ("identity",)  # what ``skip`` accepts as ``rule``; the first is the default
 
     def __init__(self, config: ModelConfig) -> None:
@@ -95,9 +106,9 @@ class Residual(nn.Module):
         """The state after ``sublayer`` (from 0)."""
         raise NotImplementedError
 
-    def close(self, state: State, final_norm: nn.Module) -> Tensor:
-        """What the head multiplies, (B, T, D)."""
-        return final_norm(self.readout(state, block=self.config.n_layer))
+    def close(self, state: State, final_norm: nn.Module, *, block: int) -> Tensor:
+        """What the head multiplies, (B, T, D), were the model to end at the boundary ``block`` (L: as it does)."""
+        return final_norm(self.readout(state, block=block))
 
     def compile_regions(self, compile_region: Callable[[Callable], Callable]) -> None:
         """Replaces the design's own fixed-shape functions of tensors by compiled ones. No region may see an index or a list that grows."""
@@ -159,6 +170,12 @@ class Residual(nn.Module):
     @classmethod
     def params_extra(cls, shape: Any, **options: Any) -> int:
         """Parameters beyond Pre-LN's, by formula; ``shape`` is a Shape or a ModelConfig, ``options`` the constructor's."""
+        return 0
+
+    @classmethod
+    def flops_extra(cls, shape: Any, seq_len: int, **options: Any) -> int:
+        """FLOPs of one sequence's forward pass through the blocks beyond Pre-LN's, by formula: two per multiply-add of what mixes, reads
+        and writes the state. Norms, softmax and other element by element work is left out, as in ``depthbench.shapes``."""
         return 0
 
 

@@ -17,11 +17,13 @@ from typing import Any
 
 from torch import Tensor
 
-from depthbench.residuals.base import SingleStream, Stream
+from depthbench.residuals.base import About, SingleStream, Stream
 
 
 class PreLN(SingleStream):
     """x + F(N(x)); nothing of its own."""
+
+    about = About("baseline", "x + F(N(x))", "fixed", "the stream", "2002.04745")
 
     def write(self, state: Stream, carry: Any, branch_out: Tensor, emitted: Any, *, sublayer: int) -> Stream:
         return Stream(state.x + branch_out)

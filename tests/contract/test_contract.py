@@ -13,8 +13,8 @@ from depthbench.errors import UserError
 from depthbench.nn.config import ModelConfig
 from depthbench.residuals.base import map_tensors
 from tests.oracles.compare import assert_near, randomise, some_tokens
-from tests.residuals.naive_full_attnres import NaiveFullAttnRes
-from tests.residuals.naive_moda import NaiveMoDA
+from tests.naive.full_attnres import NaiveFullAttnRes
+from tests.naive.moda import NaiveMoDA
 
 DESIGNS = [*residuals.names(), NaiveFullAttnRes, NaiveMoDA]
 SHAPE = dict(n_layer=3, d_model=16, n_head=4, n_kv_head=2, vocab_size=29, d_ff=24)
@@ -74,13 +74,13 @@ def test_every_parameter_is_part_of_the_graph_at_initialisation(design):
 
 @every_design
 def test_without_what_the_state_carries_the_output_changes(design):
-    """Each write then starts from a state of zeros: nothing but the newest branch output is left."""
+    """Each block then starts from a state of zeros: nothing but the last block's outputs is left."""
     model = moved(design)
     tokens = some_tokens(model)
-    with_residual = model(tokens)
-    write = model.residual.write
-    model.residual.write = lambda state, *rest, sublayer: write(map_tensors(torch.zeros_like, state), *rest, sublayer=sublayer)
-    assert (model(tokens) - with_residual).abs().max() > 1e-3
+    state = model.embed(tokens)
+    for block in range(LAYERS):
+        state = model.run(map_tensors(torch.zeros_like, state), block, block + 1)
+    assert (model.logits(state) - model(tokens)).abs().max() > 1e-3
 
 
 @every_design

@@ -13,8 +13,8 @@ from depthbench import build_model, recipes
 from depthbench.training.layer_stats import LayerStatistics
 from depthbench.training.module import LanguageModelingModule
 from depthbench.training.skip_ablation import skip_deltas
-from tests.residuals.naive_full_attnres import NaiveFullAttnRes
-from tests.residuals.naive_moda import NaiveMoDA
+from tests.naive.full_attnres import NaiveFullAttnRes
+from tests.naive.moda import NaiveMoDA
 
 LAYERS, VOCAB, T = 3, 40, 8
 

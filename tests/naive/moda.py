@@ -104,3 +104,6 @@ class NaiveMoDA(SingleStream):
     @classmethod
     def params_extra(cls, shape):
         return (shape.n_layer - 1) * 2 * shape.d_model * shape.n_kv_head * shape.head_dim
+
+
+NAIVE = NaiveMoDA

@@ -124,3 +124,6 @@ class CachedFullAttnRes(NaiveFullAttnRes):
     def write(self, state, carry, branch_out, emitted, *, sublayer):
         newest = branch_out.unsqueeze(0)
         return CachedSources(torch.cat((state.sources, newest)), torch.cat((state.logits, self.all_logits(newest)), 1))
+
+
+NAIVE = NaiveFullAttnRes
