@@ -2,10 +2,11 @@
 
     python benchmarks/step_cost.py [--arch hc] [--layers 32] [--steps 15] [--naive] [--device cuda --precision bf16 --compile]
 
-A step is forward, cross-entropy over the logits, backward, without an optimizer, on 4 x 256 tokens. The shapes hold the parameters of
-the blocks constant: 8 x 256, 32 x 128, 70 x 88. Design and Pre-LN live in one process and take turns step by step, in changing order, so that
-whatever else the machine does hits both; medians are compared. ``--naive`` puts the straightforward form of tests/naive beside it.
-Peak memory is what one step allocates above weights and gradients, counted by the allocator (CPU: torch.profiler's memory events).
+A step is forward, cross-entropy over the logits, backward, without an optimizer, on 4 x 256 tokens. The shapes hold the
+parameters of the blocks constant: 8 x 256, 32 x 128, 70 x 88. Design and Pre-LN live in one process and take turns step by step, in
+changing order, so that whatever else the machine does hits both; medians are compared. ``--naive`` puts the straightforward form of
+tests/naive beside it. Peak memory is what one step allocates above weights and gradients, counted by the allocator (CPU:
+torch.profiler's memory events).
 """
 
 from __future__ import annotations

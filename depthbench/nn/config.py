@@ -23,6 +23,8 @@ class ModelConfig:
     d_ff: int | None = None  # None: 8/3 d_model, up to a multiple of 16
     norm_eps: float = 1e-6
     qk_norm: bool = False
+    init_std: float = 0.02  # of every matrix and the embedding, before what a design scales
+    init_cutoff: float = 3.0  # in standard deviations
 
     def __post_init__(self) -> None:
         for name in ("n_layer", "d_model", "n_head", "vocab_size", "n_kv_head", "d_ff"):

@@ -1,8 +1,8 @@
 """Matrices, embedding and norms, each with its initialisation in one place.
 
 Every matrix, the embedding and the head included, starts as a normal of standard deviation 0.02 cut at three standard
-deviations. There is no depth-scaled output projection in any design: it would starve Attention Residuals of signal (the
-norms' eps takes over) and cancel LayerNorm Scaling.
+deviations, unless a recipe has others. There is no depth-scaled output projection in any design: it would starve Attention
+Residuals of signal (the norms' eps takes over) and cancel LayerNorm Scaling.
 """
 
 from __future__ import annotations
@@ -12,28 +12,32 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 INIT_STD = 0.02
-INIT_CUT = 3.0  # in standard deviations
+INIT_CUTOFF = 3.0  # in standard deviations
 
 
-def truncated_normal_(weight: Tensor, std: float) -> None:
-    nn.init.trunc_normal_(weight, std=std, a=-INIT_CUT * std, b=INIT_CUT * std)
+def truncated_normal_(weight: Tensor, std: float, cutoff: float) -> None:
+    nn.init.trunc_normal_(weight, std=std, a=-cutoff * std, b=cutoff * std)
 
 
 class Linear(nn.Linear):
     """A matrix without bias. A design that wants another spread at initialisation sets ``std`` on the instance."""
 
     std: float = INIT_STD
+    cutoff: float = INIT_CUTOFF
 
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__(in_features, out_features, bias=False)
 
     def reset_parameters(self) -> None:
-        truncated_normal_(self.weight, self.std)
+        truncated_normal_(self.weight, self.std, self.cutoff)
 
 
 class Embedding(nn.Embedding):
+    std: float = INIT_STD
+    cutoff: float = INIT_CUTOFF
+
     def reset_parameters(self) -> None:
-        truncated_normal_(self.weight, INIT_STD)
+        truncated_normal_(self.weight, self.std, self.cutoff)
 
 
 class RMSNorm(nn.Module):

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from depthbench import residuals
-from depthbench.errors import UserError, unknown
 from depthbench.nn.compiling import RegionCompiler
 from depthbench.nn.config import ModelConfig
-from depthbench.nn.layers import Embedding, Linear, RMSNorm
+from depthbench.nn.layers import INIT_CUTOFF, INIT_STD, Embedding, Linear, RMSNorm
 from depthbench.nn.rotary import rotation_for
 from depthbench.nn.sublayer import Block
 from depthbench.residuals.base import Residual, State
@@ -46,6 +45,7 @@ class LanguageModel(nn.Module):
         self.final_norm = RMSNorm(config.d_model, config.norm_eps)
         self.head = Linear(config.d_model, config.vocab_size)
         self.residual = residual
+        self._scale_initialisation()
         self._taps: tuple[Tap, ...] = ()
 
     # The walk -----------------------------------------------------------------------------------------------------------------
@@ -127,18 +127,25 @@ class LanguageModel(nn.Module):
                     _seed(module, seed + zlib.crc32(name.encode()))
                     module.reset_parameters()
 
+    def _scale_initialisation(self) -> None:
+        """The configuration's standard deviation in place of the usual one; what a design asks for relative to it stays."""
+        for module in self.modules():
+            if isinstance(module, Linear | Embedding):
+                module.std *= self.config.init_std / INIT_STD
+                module.cutoff = self.config.init_cutoff
+
     @property
     def params_extra(self) -> int:
         """Parameters beyond Pre-LN's at this shape, by the design's formula."""
         return self.residual.params_extra(self.config, **self.options)
 
-    def parameter_groups(self, weight_decay: float) -> list[dict[str, Any]]:
-        """Two groups for the optimizer: what decays (matrices and embeddings), and what does not (norms, biases, scalars, and
-        what the design exempts)."""
+    def parameter_groups(self, weight_decay: float, *, decay_vectors: bool = False) -> list[dict[str, Any]]:
+        """Two groups for the optimizer: what decays (matrices and embeddings; norms, biases and scalars too with ``decay_vectors``), and
+        what does not (the rest, and whatever the design exempts)."""
         exempt = {id(parameter) for parameter in self.residual.no_decay_parameters()}
         decays = {True: [], False: []}
         for parameter in self.parameters():
-            decays[parameter.ndim >= 2 and id(parameter) not in exempt].append(parameter)
+            decays[(decay_vectors or parameter.ndim >= 2) and id(parameter) not in exempt].append(parameter)
         return [{"params": decays[True], "weight_decay": weight_decay}, {"params": decays[False], "weight_decay": 0.0}]
 
     def compile_regions(self, backend: str = "inductor") -> None:
@@ -161,6 +168,8 @@ def build_model(
     d_ff: int | None = None,
     norm_eps: float = 1e-6,
     qk_norm: bool = False,
+    init_std: float = INIT_STD,
+    init_cutoff: float = INIT_CUTOFF,
     **options: Any,
 ) -> LanguageModel:
     """A freshly initialised model of any design, on the default device.
@@ -181,12 +190,11 @@ def build_model(
         d_ff=d_ff,
         norm_eps=norm_eps,
         qk_norm=qk_norm,
+        init_std=init_std,
+        init_cutoff=init_cutoff,
     )
     design = residuals.get(arch)
-    known = residuals.options_of(design)
-    for option in options:
-        if option not in known:
-            raise unknown("option", option, known) if known else UserError(f"unknown option '{option}': {design.__name__} takes none")
+    options = residuals.checked_options(design, options)
     device = torch.get_default_device()
     with torch.device("meta"):
         model = LanguageModel(config, design, options)

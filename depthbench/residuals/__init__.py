@@ -13,9 +13,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from depthbench.errors import UserError, unknown
+from depthbench.residuals._options import checked_options, chosen_options, options_of
 
 if TYPE_CHECKING:
     from depthbench.residuals.base import Residual
+
+__all__ = ["checked_options", "chosen_options", "get", "names", "options_of"]
 
 FIRST = "pre_ln"  # the baseline heads every list
 
@@ -49,12 +52,6 @@ def get(name: str | type[Residual]) -> type[Residual]:
         if inspect.isclass(value) and issubclass(value, Residual) and value.__module__ == module.__name__
     )
     return design
-
-
-def options_of(design: type[Residual]) -> list[str]:
-    """Names of the options that a design's constructor takes."""
-    parameters = inspect.signature(design).parameters.values()
-    return [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
 
 
 def _imported(dotted: str, base: type) -> type:

@@ -12,9 +12,9 @@ from depthbench import build_model, residuals
 from depthbench.errors import UserError
 from depthbench.nn.config import ModelConfig
 from depthbench.residuals.base import map_tensors
-from tests.oracles.compare import assert_near, randomise, some_tokens
 from tests.naive.full_attnres import NaiveFullAttnRes
 from tests.naive.moda import NaiveMoDA
+from tests.oracles.compare import assert_near, randomise, some_tokens
 
 DESIGNS = [*residuals.names(), NaiveFullAttnRes, NaiveMoDA]
 SHAPE = dict(n_layer=3, d_model=16, n_head=4, n_kv_head=2, vocab_size=29, d_ff=24)

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from depthbench import build_model
+from tests.naive.full_attnres import CachedFullAttnRes, NaiveFullAttnRes
 from tests.oracles import full_attnres
 from tests.oracles.compare import assert_equals_oracle, assert_near, gradients, randomise, some_tokens
-from tests.naive.full_attnres import CachedFullAttnRes, NaiveFullAttnRes
 
 SMALL = dict(n_layer=3, d_model=16, n_head=4, n_kv_head=2, vocab_size=13, d_ff=24)
 

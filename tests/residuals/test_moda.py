@@ -7,9 +7,9 @@ import torch
 
 from depthbench import build_model
 from depthbench.nn.rotary import rotation_for
+from tests.naive.moda import NaiveMoDA
 from tests.oracles import moda
 from tests.oracles.compare import assert_equals_oracle, assert_near, randomise, some_tokens
-from tests.naive.moda import NaiveMoDA
 
 SMALL = dict(n_layer=3, d_model=16, n_head=4, n_kv_head=2, vocab_size=13, d_ff=24)
 
