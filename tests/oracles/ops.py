@@ -13,6 +13,12 @@ def norm(x, weight, eps):
     return weight * (x / (mean_square + eps) ** 0.5)
 
 
+def layer_norm(x, weight, eps):
+    mean = sum(x) / len(x)
+    variance = sum((value - mean) ** 2 for value in x) / len(x)
+    return weight * ((x - mean) / (variance + eps) ** 0.5)
+
+
 def rotated(x, position):
     """Coordinate i and coordinate i + half make a complex number, turned by position * 10000^(-2 i / width)."""
     half = len(x) // 2
@@ -73,15 +79,31 @@ def feed_forward(w, prefix, h):
     return out
 
 
-def sublayer(w, k, x, config):
-    """F_k(N_k(x)) of Pre-LN for the vectors x of one sequence."""
-    kind = "feed_forward" if k % 2 else "attention"
-    prefix = f"blocks.{k // 2}.{kind}"
-    h = [norm(vector, w[f"{prefix}.norm.weight"], config.norm_eps) for vector in x]
+def bare(w, k, h, config):
+    """F_k of the normalised vectors h of one sequence."""
+    prefix = f"blocks.{k // 2}.{kind(k)}.core"
     if k % 2:
-        return feed_forward(w, f"{prefix}.core", h)
-    return attention(w, f"{prefix}.core", h, config.n_head, config.n_kv_head, config.norm_eps)
+        return feed_forward(w, prefix, h)
+    return attention(w, prefix, h, config.n_head, config.n_kv_head, config.norm_eps)
 
 
-def head(w, x, config):
-    return torch.stack([w["head.weight"] @ norm(vector, w["final_norm.weight"], config.norm_eps) for vector in x])
+def kind(k):
+    return "feed_forward" if k % 2 else "attention"
+
+
+def sublayer(w, k, x, config, eps=None):
+    """F_k(N_k(x)) of Pre-LN for the vectors x of one sequence. ``eps`` is that of N_k, the model's unless given."""
+    weight, eps = w[f"blocks.{k // 2}.{kind(k)}.norm.weight"], config.norm_eps if eps is None else eps
+    return bare(w, k, [norm(vector, weight, eps) for vector in x], config)
+
+
+def head(w, x, config, eps=None):
+    eps = config.norm_eps if eps is None else eps
+    return torch.stack([w["head.weight"] @ norm(vector, w["final_norm.weight"], eps) for vector in x])
+
+
+def head_of_streams(w, x, config, norm_then_sum):
+    """x: per token, a list of streams. The streams are summed and normalised, or each is normalised and then they are summed."""
+    if not norm_then_sum:
+        return head(w, [sum(streams) for streams in x], config)
+    return torch.stack([sum(head(w, streams, config)) for streams in x])
