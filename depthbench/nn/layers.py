@@ -53,7 +53,11 @@ class RMSNorm(nn.Module):
         nn.init.ones_(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x.to(self.weight.dtype), self.weight.shape, self.weight, self.eps).to(x.dtype)
+        return self.with_gain(x, self.weight)
+
+    def with_gain(self, x: Tensor, gain: Tensor) -> Tensor:
+        """The norm with another gain (width) in the weight's place."""
+        return F.rms_norm(x.to(gain.dtype), gain.shape, gain, self.eps).to(x.dtype)
 
     def extra_repr(self) -> str:
         return f"{self.weight.shape[0]}, eps={self.eps}"
@@ -62,5 +66,5 @@ class RMSNorm(nn.Module):
 class LayerNorm(RMSNorm):
     """x (..., width) -> weight * (x - mean(x)) / sqrt(var(x) + eps): centred, without bias; precisions as in RMSNorm."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x.to(self.weight.dtype), self.weight.shape, self.weight, None, self.eps).to(x.dtype)
+    def with_gain(self, x: Tensor, gain: Tensor) -> Tensor:
+        return F.layer_norm(x.to(gain.dtype), gain.shape, gain, None, self.eps).to(x.dtype)

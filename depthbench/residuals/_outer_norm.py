@@ -1,0 +1,55 @@
+"""What DeepNorm and KEEL share: one stream, normed after the addition.
+
+    x_{k+1} = N'_k(alpha_k x_k + F_k),    or alpha_k x_k + F_k where sublayer k has no outer norm
+
+The outer norm belongs to its block and changes places with it; alpha, and whether there is a norm at all, belong to the position.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from depthbench.nn.layers import RMSNorm
+from depthbench.residuals.base import LinearForm, SingleStream, State, Stream
+
+
+class NormedStream(SingleStream):
+    """The subclass names its alphas and norms by sublayer (from 0), and the statistic that its norms divide by the root of."""
+
+    def alpha_at(self, sublayer: int) -> float:
+        raise NotImplementedError
+
+    def outer_norm(self, sublayer: int) -> RMSNorm | None:
+        raise NotImplementedError
+
+    def mean_square(self, mixed: Tensor) -> Tensor:
+        """(B, T, 1), of what the outer norm divides."""
+        raise NotImplementedError
+
+    def write(self, state: Stream, carry: Any, branch_out: Tensor, emitted: Any, *, sublayer: int) -> Stream:
+        mixed = torch.add(branch_out, state.x, alpha=self.alpha_at(sublayer))
+        norm = self.outer_norm(sublayer)
+        return Stream(mixed if norm is None else norm(mixed))
+
+    def swap_parameters(self, blocks: nn.ModuleList, *, block: int) -> dict[str, Tensor]:
+        moving = super().swap_parameters(blocks, block=block)
+        for kind, sublayer in (("attention", 2 * block), ("feed_forward", 2 * block + 1)):
+            if (norm := self.outer_norm(sublayer)) is not None:
+                moving[f"{kind}.outer_norm.weight"] = norm.weight
+        return moving
+
+    def linear(self, state: State, *, sublayer: int, branch_out: Tensor | None = None) -> LinearForm | None:
+        """One slot. With s = 1/sqrt(mean_square + eps) of alpha x + branch_out, the token's own: mix = alpha s, write = s.
+
+        Exact for unit gains: a gain weighs channels one by one, and no weight per token does that. Where the norm centres, the sum of the
+        parts is exact after each is centred.
+        """
+        norm = None if sublayer == self.config.n_sublayer else self.outer_norm(sublayer)
+        if norm is None:
+            return super().linear(state, sublayer=sublayer)
+        alpha = self.alpha_at(sublayer)
+        s_BT1 = (self.mean_square(torch.add(branch_out, state.x, alpha=alpha)) + norm.eps).rsqrt()
+        return LinearForm(s_BT1.new_ones(1, 1, 1), (alpha * s_BT1).unsqueeze(-1), s_BT1)
