@@ -16,6 +16,7 @@ from depthbench.errors import UserError, unknown
 VERBS = {
     "fit": "train one run and record it",
     "validate": "measure a run's validation loss again",
+    "archs": "the residual designs, and what each adds",
     "shapes": "the shapes of a parameter budget, and what they cost",
     "data": "prepare, verify and describe corpora",
     "app": "look at your runs in a browser",
@@ -60,9 +61,27 @@ def dispatch(argv: list[str]) -> int:
         taking.add_argument("--runs", default="runs", metavar="DIR", help="folder of all runs (default: runs)")
     module.add_arguments(parser)
     common, rest = runs.parse_known_args(rest)  # before the verb's own: it may stand anywhere, also after `data info`
+    options, rest = design_options(rest)
     args = parser.parse_args(rest)
-    args.runs = common.runs
+    if options and not hasattr(args, "arch"):
+        raise UserError(f"`{parser.prog}` takes no design, and so no --arch.{next(iter(options))}")
+    args.runs, args.options = common.runs, options
     return module.run(args)
+
+
+def design_options(argv: list[str]) -> tuple[dict[str, str], list[str]]:
+    """The options of a design, ``--arch.NAME VALUE`` or ``--arch.NAME=VALUE``, and the rest of the line."""
+    options, rest, words = {}, [], iter(argv)
+    for word in words:
+        flag, equals, value = word.partition("=")
+        if not flag.startswith("--arch."):
+            rest.append(word)
+            continue
+        value = value if equals else next(words, None)
+        if value is None:
+            raise UserError(f"{flag} needs a value: {flag} VALUE")
+        options[flag.removeprefix("--arch.").replace("-", "_")] = value
+    return options, rest
 
 
 def main(argv: list[str] | None = None) -> int:

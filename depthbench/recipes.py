@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import yaml
 
@@ -33,6 +34,11 @@ class Recipe:
     init_std: float
     init_cutoff: float
     norm_eps: float
+    decay_vectors: bool = False  # weight decay on norms, biases and scalars too
+
+    def model_kwargs(self) -> dict[str, float]:
+        """What ``build_model`` needs of a recipe."""
+        return {name: getattr(self, name) for name in ("init_std", "init_cutoff", "norm_eps")}
 
 
 @cache
@@ -54,6 +60,11 @@ def recipe(name: str = "paper") -> Recipe:
     if kinds != ("AdamW", "cosine"):
         raise ValueError(f"conf/recipes.yaml: recipe '{name}' wants {kinds}, and only AdamW with cosine is built")
     return Recipe(name=name, betas=tuple(optimizer.pop("betas")), **optimizer, **schedule, **entry["model"])
+
+
+def design_options(arch: str, name: str = "paper") -> dict[str, Any]:
+    """The options that recipe ``name`` gives to design ``arch`` where a user asks for nothing else."""
+    return dict(_entry(name).get("options", {}).get(arch, {}))
 
 
 def learning_rate(size: str | Size, arch: str, name: str = "paper") -> float:

@@ -23,7 +23,7 @@ def another_shape(run: pd.Series, runs_dir: Path) -> str | None:
         size = size_named(run["size"])
         ratio = max(size.ladder(run["budget"]), key=lambda rung: abs(math.log(rung / run["ratio"])))
         usual = {"seq_len": size.seq_len, "batch_tokens": size.batch_tokens, "tokenizer": size.tokenizer}
-        asked = _asked(run["config"])
+        asked = _asked(run)
         usual["lr"] = learning_rate(size, run["arch"], asked.get("recipe", "paper"))
     except UserError:
         return None
@@ -39,12 +39,14 @@ def another_shape(run: pd.Series, runs_dir: Path) -> str | None:
     return shlex.join(["depthbench", "fit", *(text for name, value in flags.items() for text in (f"--{name}", str(value)))])
 
 
-def _asked(config: str | None) -> dict[str, str]:
-    """What the run's command asked for and no column of the store says."""
-    command = json.loads(config or "{}").get("command", {})
+def _asked(run: pd.Series) -> dict[str, str]:
+    """What the run's command asked for beyond the flags that every command has."""
+    command = json.loads(run["config"] or "{}").get("command", {})
     asked = {}
     if command.get("recipe", "paper") != "paper":
         asked["recipe"] = command["recipe"]
+    for name, value in json.loads(run["options"] or "{}").items():
+        asked[f"arch.{name}"] = value if isinstance(value, str) else json.dumps(value)
     if command.get("count_extras"):
         asked["count-extras"] = "true"
     if str(command.get("tokenizer", "")).endswith(".json"):

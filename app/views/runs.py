@@ -8,7 +8,7 @@ import pandas as pd
 import streamlit as st
 from parts import controls, data, view
 
-from depthbench.figures import budgets, curves, palette, scaling
+from depthbench.figures import budgets, curves, designs, palette, scaling
 
 PAGE = {"title": "Runs", "icon": ":material/show_chart:", "order": 10}
 
@@ -109,7 +109,8 @@ def table(runs: pd.DataFrame, hidden: str) -> list[str]:
     shape = [f"{n:.0f} × {d:.0f}" if pd.notna(n) and pd.notna(d) else "" for n, d in zip(shown["n_layer"], shown["d_model"], strict=True)]
     over = budgets.over_budget(shown).map(budgets.mark)
     status = shown["status"].mask(scaling.stopped_early(shown), EARLY)
-    rows = shown.assign(progress=progress, steps=steps_of_plan(shown), shape=shape, over_budget=over, status=status)[list(COLUMNS)]
+    made = {"arch": designs.names(shown), "progress": progress, "steps": steps_of_plan(shown), "shape": shape}
+    rows = shown.assign(**made, over_budget=over, status=status)[list(COLUMNS)]
     ids = list(shown["run_id"])
     # The widget knows rows, not runs: another list of runs is another widget, and starts from what was picked before.
     key = "table-" + hashlib.sha256("\n".join(ids).encode()).hexdigest()[:12]

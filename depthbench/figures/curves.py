@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from depthbench.figures import palette, style
+from depthbench.figures import designs, palette, style
 
 MAX_TRACES = 24
 X_AXES = {"step": style.STEP_AXIS, "tokens": style.TOKENS_AXIS, "wall_s": style.WALL_AXIS}
@@ -34,6 +34,7 @@ _FIELDS = {
     "ratio": "ratio {:.4g}",
     "lr": "lr {:g}",
     "seed": "seed {:.0f}",
+    "recipe": "recipe {}",
     "tokens_planned": "{:.3g} tokens",
     "corpus": "{}",
 }
@@ -42,8 +43,10 @@ _FIELDS = {
 def labels(runs: pd.DataFrame) -> dict[str, str]:
     """Run id -> the shortest text that tells the runs apart: only what differs among them, and always the design.
 
-    ``runs`` has one row per run with columns run_id, arch and, where known, size, budget, ratio, lr, seed, tokens_planned, corpus.
+    ``runs`` has one row per run with columns run_id, arch and, where known, options, size, budget, ratio, lr, seed, recipe,
+    tokens_planned, corpus.
     """
+    runs = runs.assign(arch=designs.names(runs))
     differing = [f for f in _FIELDS if f in runs and (f == "arch" or runs[f].nunique(dropna=False) > 1)]
     texts = {}
     for row in runs.to_dict("records"):

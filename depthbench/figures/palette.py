@@ -61,12 +61,13 @@ def _pick(name: str, among: tuple[str, ...]) -> str:
 
 
 def color(design: str) -> str:
-    """Hex colour of a design; for an unknown name one that depends on the name alone."""
-    return DESIGN_COLORS.get(design) or _pick(design, OTHER_COLORS)
+    """Hex colour of a design, the same for all its variants (the name, a blank, options); of an unknown name one of its own."""
+    name = design.partition(" ")[0]
+    return DESIGN_COLORS.get(name) or _pick(name, OTHER_COLORS)
 
 
 def symbol(design: str) -> str:
-    """Plotly marker symbol of a design."""
+    """Plotly marker symbol of a design; a variant has another than the design itself."""
     return DESIGN_SYMBOLS.get(design) or _pick(design, OTHER_SYMBOLS)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from depthbench.figures import budgets, palette, style
+from depthbench.figures import budgets, designs, palette, style
 from depthbench.resources import resource
 
 
@@ -23,6 +23,7 @@ def compact(count: float) -> str:
 
 # Besides size, budget and corpus: what must be equal for two losses to be compared, and how it is written.
 RECIPE = {
+    "recipe": lambda v: f"recipe {v}",
     "tokens_planned": lambda v: f"{compact(v)} tokens",
     "batch_tokens": lambda v: f"batch {v:.0f}",
     "seq_len": lambda v: f"length {v:.0f}",
@@ -39,7 +40,7 @@ _SHAPE = ["arch", "n_layer", "d_model"]
 
 def recipes(runs: pd.DataFrame) -> pd.Series:
     """For each run a text that is equal exactly where the recipe is: what differs among ``runs``; where nothing does, the tokens."""
-    shown = [c for c in RECIPE if runs[c].nunique(dropna=False) > 1] or ["tokens_planned"]
+    shown = [c for c in RECIPE if c in runs and runs[c].nunique(dropna=False) > 1] or ["tokens_planned"]
     texts = [runs[c].map(lambda v, c=c: RECIPE[c](v) if pd.notna(v) else f"{c} unknown") for c in shown]
     return texts[0].str.cat(texts[1:], sep=" · ") if texts[1:] else texts[0]
 
@@ -56,7 +57,7 @@ def stopped_early(runs: pd.DataFrame) -> pd.Series:
 
 
 def points(runs: pd.DataFrame, *, loss: str = "best", lr: float | None = None) -> pd.DataFrame:
-    """One row per design and shape: the mean validation loss over seeds at the best learning rate.
+    """One row per design and shape: the mean validation loss over seeds at the best learning rate. Other options are another design.
 
     ``runs`` must be comparable: one size, budget, corpus and recipe. ``loss``: "best" or "last" validation of a run. ``lr``: only runs of
     this learning rate; None takes for each point the one with the lowest mean. Of repeated runs of one learning rate and seed the
@@ -64,7 +65,7 @@ def points(runs: pd.DataFrame, *, loss: str = "best", lr: float | None = None) -
     NaN for one seed. ``seeds`` and ``runs`` name what is in the mean. ``over_budget``: see `budgets.over_budget`.
     """
     columns = [*_SHAPE, "ratio", "params_total", "over_budget", "lr", "loss", "sd", "n", "n_runs", "n_lr", "seeds", "runs"]
-    runs = runs.assign(value=runs[LOSSES[loss]].astype(float), over_budget=budgets.over_budget(runs))
+    runs = runs.assign(arch=designs.names(runs), value=runs[LOSSES[loss]].astype(float), over_budget=budgets.over_budget(runs))
     if lr is not None:
         runs = runs[np.isclose(runs["lr"], lr, rtol=1e-9)]
     runs = runs.sort_values("created_at").drop_duplicates([*_SHAPE, "lr", "seed"], keep="last")

@@ -20,6 +20,7 @@ from depthbench.nn.layers import INIT_CUTOFF, INIT_STD, Embedding, Linear, RMSNo
 from depthbench.nn.rotary import rotation_for
 from depthbench.nn.sublayer import Block
 from depthbench.residuals.base import Residual, State
+from depthbench.shapes import Shape
 
 Tap = Callable[[str, int, Any], None]
 
@@ -202,6 +203,12 @@ def build_model(
         model.to_empty(device=device)
         model.reset_parameters()
     return model
+
+
+def refuse_out_of_range(design: type[Residual], options: dict[str, Any], shape: Shape) -> None:
+    """Raises the design's own UserError for option values out of range: builds its constructor's part at ``shape``, without weights."""
+    with torch.device("meta"):
+        design(ModelConfig(**shape.model_kwargs()), **options)
 
 
 def _seed(module: nn.Module, seed: int) -> None:

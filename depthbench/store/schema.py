@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 # Goes up by one with every change of the tables. It is stored in each run row: a reader refuses a newer one, and reads an older one
 # with the columns and tables it lacks empty.
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 STATUSES = ("running", "finished", "failed", "diverged", "interrupted")
 
@@ -22,8 +22,8 @@ _TYPES = {
         seq_len batch_tokens tokens_planned seed n_device""",
     "DOUBLE": "value stderr wall_s ratio ratio_requested lr",
     "VARCHAR": """
-        run_id suite status arch size budget corpus corpus_fingerprint tokenizer precision device git_commit version config host
-        name site direction metric probe rule note task domain template method""",
+        run_id suite status arch options recipe size budget corpus corpus_fingerprint tokenizer precision device git_commit version config
+        host name site direction metric probe rule note task domain template method""",
     "TIMESTAMP": "created_at updated_at started_at ended_at",
 }
 _TYPE_OF = {name: sql_type for sql_type, names in _TYPES.items() for name in names.split()}
@@ -31,7 +31,7 @@ _TYPE_OF = {name: sql_type for sql_type, names in _TYPES.items() for name in nam
 # The order matters to the writer: a folder with any row has a run's row, and an attempt is known before the rows that belong to it.
 _COLUMNS = {
     "run": """
-        run_id suite attempt status created_at updated_at arch size budget ratio ratio_requested
+        run_id suite attempt status created_at updated_at arch options recipe size budget ratio ratio_requested
         n_layer d_model n_head n_kv_head head_dim d_ff vocab_size params_total params_backbone params_extra budget_params
         seq_len batch_tokens tokens_planned lr seed corpus corpus_fingerprint tokenizer precision device n_device
         git_commit version config schema_version""",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import fields
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -58,6 +58,7 @@ class Count:
 
 HELP = {
     "arch": ("residual design: a name, or an importable class as my_module.MyDesign", str),
+    "options": ("options of the design, one by one as --arch.NAME VALUE (see `depthbench archs`)", dict[str, Any]),
     "size": ("parameter budget and its recipe (see `depthbench shapes`)", str),
     "ratio": ("aspect ratio d_model / n_layer (default: the size's)", float | None),
     "budget": ("what the size's budget counts: total or backbone parameters", str),
@@ -83,6 +84,7 @@ ACCEPTED = {
     int | None: "a whole number",
     float | None: "a number",
     bool: "true or false",
+    dict[str, Any]: "names with values",
     str: "a name",
     str | None: "a name",
 }
@@ -184,5 +186,8 @@ def first_line(error: Exception) -> str:
 
 
 def underscored(arg: str) -> str:
+    """``--seq-len`` as the parser's ``--seq_len``, and ``--arch.NAME``, an option of the design, as its ``--options.NAME``."""
     flag, equals, value = arg.partition("=")
-    return "--" + flag[2:].replace("-", "_") + equals + value if flag.startswith("--") else arg
+    if not flag.startswith("--"):
+        return arg
+    return flag.replace("-", "_").replace("__", "--", 1).replace("--arch.", "--options.", 1) + equals + value

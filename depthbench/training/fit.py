@@ -103,7 +103,7 @@ def refuse_other_micro_batch(folder: Path, plan: Plan) -> None:
 
 def build(plan: Plan) -> LanguageModel:
     """The plan's model, compiled by region where asked. UserError where the design's parameters are not as many as it says."""
-    model = build_model(plan.experiment.arch, **plan.shape.model_kwargs(), norm_eps=plan.recipe.norm_eps)
+    model = build_model(plan.experiment.arch, **plan.shape.model_kwargs(), **plan.recipe.model_kwargs(), **plan.options)
     counted = sum(parameter.numel() for parameter in model.parameters())
     if counted != plan.params_total:
         raise UserError(
@@ -133,6 +133,7 @@ def repeatable_config(cli: ExperimentCLI, plan: Plan) -> str:
     """The run's config.yaml: the command with what the plan decided in place of what was left open."""
     size = shapes.size_named(plan.experiment.size)
     resolved = {
+        "options": plan.options,
         "ratio": plan.ratio_requested,
         "tokens": plan.tokens,
         "lr": plan.lr,
@@ -150,6 +151,7 @@ def run_facts(cli: ExperimentCLI, plan: Plan) -> dict:
     config = {
         "command": yaml.safe_load(repeatable_config(cli, plan)),
         "recipe": asdict(plan.recipe),
+        "options": plan.options,
         "data": {
             "folder": str(plan.corpus),
             "steps": plan.steps,

@@ -33,7 +33,7 @@ class LanguageModelingModule(L.LightningModule):
     """Trains ``model`` on blocks of token ids.
 
     Args:
-        model: token ids (batch, time) to logits (batch, time, vocabulary), with ``parameter_groups(weight_decay)``.
+        model: token ids (batch, time) to logits (batch, time, vocabulary), with ``parameter_groups(weight_decay, decay_vectors=)``.
         recipe: optimizer and schedule.
         lr: peak learning rate.
         total_steps: optimizer steps that the schedule is planned for; stopping earlier does not bend it.
@@ -64,9 +64,8 @@ class LanguageModelingModule(L.LightningModule):
 
     def configure_optimizers(self) -> dict:
         recipe = self.recipe
-        optimizer = torch.optim.AdamW(
-            self.model.parameter_groups(recipe.weight_decay), lr=self.lr, betas=tuple(recipe.betas), eps=recipe.eps
-        )
+        groups = self.model.parameter_groups(recipe.weight_decay, decay_vectors=recipe.decay_vectors)
+        optimizer = torch.optim.AdamW(groups, lr=self.lr, betas=tuple(recipe.betas), eps=recipe.eps)
 
         def factor(step: int) -> float:
             return learning_rate_factor(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from depthbench import corpora, recipes, residuals, shapes
 from depthbench.errors import UserError
+from depthbench.nn.model import refuse_out_of_range
 from depthbench.recipes import Recipe
 from depthbench.shapes import Shape, positive
 from depthbench.store.runs import run_id
@@ -17,6 +21,7 @@ class Experiment:
     """What a user asks for. ``None`` means: as the size or the recipe says."""
 
     arch: str = "pre_ln"
+    options: dict[str, Any] = field(default_factory=dict)  # of the design
     size: str = "nano"
     ratio: float | None = None
     budget: str = "total"
@@ -42,12 +47,15 @@ class Plan:
     """Everything that decides a run, resolved: three counts stay apart, tokens, optimizer steps and micro-batches."""
 
     experiment: Experiment
+    options: dict[str, Any]  # of the design, every one
+    options_chosen: dict[str, Any]  # those that are not its defaults
     shape: Shape
     recipe: Recipe
     lr: float
     ratio_requested: float
     budget_params: int
     params_extra: int
+    flops_extra: int  # of a sequence's forward pass, beyond Pre-LN's
     seq_len: int
     sequences_per_step: int
     micro_batch: int
@@ -80,6 +88,11 @@ class Plan:
         return self.shape.params_total + self.params_extra
 
     @property
+    def flops_per_token(self) -> float:
+        """FLOPs of one training token, the design's own included (backward costs twice the forward)."""
+        return shapes.flops_per_token_train(self.shape, self.seq_len) + 3 * self.flops_extra / self.seq_len
+
+    @property
     def over_budget(self) -> bool:
         """Whether the design's own parameters take the model out of the size's tolerance."""
         return shapes.over_budget(self.shape, self.experiment.size, self.params_extra, self.experiment.budget)
@@ -91,7 +104,7 @@ class Plan:
         return run_id(
             {
                 "arch": asked.arch,
-                "options": {},
+                "options": self.options_chosen,
                 "size": asked.size,
                 **asdict(shape),
                 "corpus_fingerprint": self.card.fingerprint,
@@ -113,10 +126,13 @@ def resolve(asked: Experiment, *, precision: str = "32-true", max_steps: int = -
     Raises UserError with one line for every value that cannot be: unknown names, a shape out of reach, a batch that does not divide.
     """
     check(asked, max_steps)
-    residual, recipe = residuals.get(asked.arch), recipes.recipe(asked.recipe)
+    design, recipe = residuals.get(asked.arch), recipes.recipe(asked.recipe)
+    options = residuals.checked_options(design, {**recipes.design_options(asked.arch, asked.recipe), **asked.options})
     size = shapes.size_named(asked.size)
+    refuse_out_of_range(design, options, size.shape(*size.base))
     ratio = size.ratio if asked.ratio is None else asked.ratio
-    shape = shapes.solve_shape(size, ratio, budget=asked.budget, params_extra=residual.params_extra if asked.count_extras else None)
+    params_extra = partial(design.params_extra, **options)
+    shape = shapes.solve_shape(size, ratio, budget=asked.budget, params_extra=params_extra if asked.count_extras else None)
     seq_len, batch_tokens = asked.seq_len or size.seq_len, asked.batch_tokens or size.batch_tokens
     sequences, micro_batch = batching(batch_tokens, seq_len, asked.micro_batch, at_most=size.micro_batch, world_size=world_size)
     tokens = asked.tokens or size.tokens
@@ -134,12 +150,15 @@ def resolve(asked: Experiment, *, precision: str = "32-true", max_steps: int = -
         corpora.verify(folder)  # a flipped byte would be a token like any other
     return Plan(
         experiment=asked,
+        options=options,
+        options_chosen=residuals.chosen_options(design, options),
         shape=shape,
         recipe=recipe,
         lr=asked.lr or recipes.learning_rate(size, asked.arch, asked.recipe),
         ratio_requested=ratio,
         budget_params=size.budgets[asked.budget],
-        params_extra=residual.params_extra(shape),
+        params_extra=params_extra(shape),
+        flops_extra=design.flops_extra(shape, seq_len, **options),
         seq_len=seq_len,
         sequences_per_step=sequences,
         micro_batch=micro_batch,
@@ -194,6 +213,8 @@ def run_row(plan: Plan) -> dict:
     return {
         "run_id": plan.run_id,
         "arch": asked.arch,
+        "options": json.dumps(plan.options_chosen, sort_keys=True),
+        "recipe": plan.recipe.name,
         "size": asked.size,
         "budget": asked.budget,
         "ratio": shape.ratio,

@@ -44,9 +44,9 @@ class Run:
     @cached_property
     def model(self) -> LanguageModel:
         """The model of the checkpoint, in eval mode on the CPU."""
-        model = build_model(
-            self.row["arch"], **{name: int(self.row[name]) for name in SHAPE_COLUMNS}, norm_eps=self.config["recipe"]["norm_eps"]
-        )
+        shape = {name: int(self.row[name]) for name in SHAPE_COLUMNS}
+        recipe = Recipe(**self.config["recipe"])
+        model = build_model(self.row["arch"], **shape, **recipe.model_kwargs(), **self.config.get("options", {}))
         try:
             weights = torch.load(self.checkpoint, map_location="cpu", weights_only=True)["state_dict"]
         except (OSError, RuntimeError, EOFError, UnpicklingError, KeyError) as error:

@@ -12,7 +12,6 @@ from lightning.pytorch.accelerators import CUDAAccelerator, MPSAccelerator
 from lightning.pytorch.callbacks import Timer
 
 from depthbench.errors import UserError, unknown
-from depthbench.shapes import flops_per_token_train
 from depthbench.store.writer import RunWriter
 from depthbench.training import checkpoints
 from depthbench.training.cli import ExperimentCLI, first_line
@@ -50,7 +49,7 @@ def build_trainer(cli: ExperimentCLI, plan: Plan, folder: Path, writer: RunWrite
     """Lightning's Trainer with the user's arguments, ours, our logger and our callbacks before the user's own."""
     config = dict(cli.config_init.trainer)
     at = {"tokens_per_step": plan.batch_tokens, "last_step": plan.last_step}
-    recorder = Recorder(**at, flops_per_token=flops_per_token_train(plan.shape, plan.seq_len))
+    recorder = Recorder(**at, flops_per_token=plan.flops_per_token)
     callbacks = [recorder, StopAtLastStep(plan.last_step)]
     if plan.experiment.layer_stats_every > 0:
         windows = fixed_windows(data.val_dataset())

@@ -7,6 +7,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 
 from depthbench.errors import UserError
 from depthbench.quantities import whole_number
@@ -30,7 +31,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--budget", default="total", help="total, or backbone: embedding and head left out (default: total)")
     parser.add_argument("--tolerance", help="how far from the budget a shape may lie, as a fraction (default: the size's, mostly 0.035)")
     parser.add_argument("--seq-len", help="tokens that prefill and KV cache are for (default: the size's)")
-    parser.add_argument("--arch", help="also count what this residual design adds")
+    parser.add_argument("--arch", help="also count what this residual design adds; its options as --arch.NAME VALUE")
     parser.add_argument("--count-extras", action="store_true", help="solve with what --arch adds, instead of on the Pre-LN count")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
 
@@ -61,13 +62,15 @@ class _Question:
     tolerance: float | None
     seq_len: int
     arch: str | None
-    extra: Callable[[Shape], int]
+    extra: Callable[[Shape], int]  # parameters that the design adds
+    extra_flops: Callable[[Shape, int], int]  # and FLOPs of a forward pass over so many tokens
     count_extras: bool
 
     def row(self, ratio: float) -> dict:
         shape = solve_shape(self.size, ratio, self.budget, self.tolerance, self.extra if self.count_extras else None)
         extra, target = self.extra(shape), self.size.budgets[self.budget]
-        per_token = flops_per_token_train(shape, self.size.seq_len)
+        trained = self.size.seq_len
+        per_token = flops_per_token_train(shape, trained) + 3 * self.extra_flops(shape, trained) // trained
         return {
             "size": self.size.name,
             "arch": self.arch,
@@ -87,7 +90,7 @@ class _Question:
             "train_flops_per_token": per_token,
             "train_flops": per_token * self.size.tokens,
             "seq_len": self.seq_len,
-            "prefill_flops": prefill_flops(shape, self.seq_len),
+            "prefill_flops": prefill_flops(shape, self.seq_len) + self.extra_flops(shape, self.seq_len),
             "kv_cache_bytes": kv_cache_bytes(shape, self.seq_len),
         }
 
@@ -99,16 +102,22 @@ def _question(args: Namespace) -> _Question:
     positive("--seq-len", seq_len)
     if args.count_extras and args.arch is None:
         raise UserError("--count-extras needs --arch NAME: it counts what that design adds")
-    return _Question(size, args.budget, tolerance, seq_len, args.arch, _extra(args.arch), args.count_extras)
+    if args.options and args.arch is None:
+        raise UserError(f"--arch.{next(iter(args.options))} needs --arch NAME, the design that it is an option of")
+    return _Question(size, args.budget, tolerance, seq_len, args.arch, *_extras(args.arch, args.options, size), args.count_extras)
 
 
-def _extra(arch: str | None) -> Callable[[Shape], int]:
-    """The parameters that a design adds to a shape; without a design none, and torch stays unimported."""
+def _extras(arch: str | None, given: dict, size: Size) -> tuple[Callable, Callable]:
+    """What a design adds to a shape, parameters and FLOPs; without a design nothing, and torch stays unimported."""
     if arch is None:
-        return lambda shape: 0
-    from depthbench.residuals import get
+        return lambda shape: 0, lambda shape, seq_len: 0
+    from depthbench import residuals
+    from depthbench.nn.model import refuse_out_of_range
 
-    return get(arch).params_extra
+    design = residuals.get(arch)
+    options = residuals.checked_options(design, given)
+    refuse_out_of_range(design, options, size.shape(*size.base))
+    return partial(design.params_extra, **options), partial(design.flops_extra, **options)
 
 
 _COUNTS = ("", "k", "M", "B", "T", "Q")
@@ -140,7 +149,7 @@ def _page(question: _Question, rows: list[dict], *, one: bool) -> str:
     if one:
         lines += ["", f"asked for ratio {first['ratio_requested']:g}, got {first['ratio']:.2f} ({100 * first['ratio_deviation']:+.1f} %)"]
     if question.arch:
-        lines += ["", f"parameters include what {question.arch} adds, FLOPs do not"]
+        lines += ["", f"parameters and FLOPs include what {question.arch} adds"]
     if any(row["over_budget"] for row in rows):
         lines.append("! over the budget by more than the tolerance; --count-extras solves with what the design adds")
     return "\n".join(lines)

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
-from types import SimpleNamespace
 
 import pytest
 
-from depthbench.errors import UserError, unknown
-from depthbench.verbs import shapes as verb
+from depthbench import residuals
+from depthbench.cli import dispatch
+from depthbench.errors import UserError
+from depthbench.residuals.pre_ln import PreLN
 
 
 def call(capsys, *arguments: str) -> tuple[str, str]:
     """(standard output, standard error) of the verb, which must end with exit code 0."""
-    parser = argparse.ArgumentParser()
-    verb.add_arguments(parser)
-    assert verb.run(parser.parse_args(arguments)) == 0
+    assert dispatch(["shapes", *arguments]) == 0
     return capsys.readouterr()
 
 
@@ -25,16 +22,32 @@ def rows(capsys, *arguments: str) -> list[dict]:
     return json.loads(call(capsys, *arguments, "--json")[0])
 
 
+class Heavy(PreLN):
+    """Adds a sixth of the backbone, and as many multiply-adds per token.
+
+    share: what it adds is one of so many parts of the backbone
+    """
+
+    def __init__(self, config, *, share: int = 6):
+        super().__init__(config)
+        if share < 1:
+            raise UserError(f"share is {share}: give a whole number of at least 1")
+
+    @classmethod
+    def params_extra(cls, shape, *, share=6):
+        return shape.params_backbone // share
+
+    @classmethod
+    def flops_extra(cls, shape, seq_len, *, share=6):
+        return 2 * seq_len * (shape.params_backbone // share)
+
+
 @pytest.fixture
 def heavy(monkeypatch):
-    """A registry with one design, which adds a sixth of the backbone."""
-
-    def get(name):
-        if name != "heavy":
-            raise unknown("arch", name, ["heavy"])
-        return SimpleNamespace(params_extra=lambda shape: shape.params_backbone // 6)
-
-    monkeypatch.setitem(sys.modules, "depthbench.residuals", SimpleNamespace(get=get))
+    """A registry with one more design."""
+    get = residuals.get
+    monkeypatch.setattr(residuals, "get", lambda name: Heavy if name == "heavy" else get(name))
+    monkeypatch.setattr(residuals, "names", lambda: ["pre_ln", "heavy"])
 
 
 def test_json_rows(capsys):
@@ -95,6 +108,19 @@ def test_a_design_that_leaves_the_tolerance_is_marked(capsys, heavy):
     assert sum(line.endswith("!") or " % !" in line for line in out.splitlines()) == 7 and "--count-extras" in out
 
 
+def test_flops_include_the_designs_own(capsys, heavy):
+    ours, plain = rows(capsys, "--arch", "heavy", "--ratio", "16"), rows(capsys, "--ratio", "16")
+    extra = plain[0]["params_backbone"] // 6
+    assert ours[0]["prefill_flops"] - plain[0]["prefill_flops"] == 2 * 256 * extra
+    assert ours[0]["train_flops_per_token"] - plain[0]["train_flops_per_token"] == 6 * extra
+
+
+def test_options_of_a_design_change_what_it_adds(capsys, heavy):
+    default, halved = (rows(capsys, "--arch", "heavy", "--ratio", "16", *more)[0] for more in ([], ["--arch.share=12"]))
+    assert halved["params_extra"] == pytest.approx(default["params_extra"] / 2, abs=1)
+    assert halved["prefill_flops"] < default["prefill_flops"]
+
+
 def test_counting_extras_brings_it_back_into_the_budget(capsys, heavy):
     counted = rows(capsys, "--size", "400m", "--arch", "heavy", "--count-extras")
     assert len(counted) == 7
@@ -127,7 +153,12 @@ def test_a_rung_out_of_reach_does_not_hide_the_others(capsys):
         (["--seq-len", "0"], "--seq-len must be a positive number, not 0"),
         (["--seq-len", "1.5"], "--seq-len is '1.5', no whole number"),
         (["--count-extras"], "--count-extras needs --arch NAME"),
-        (["--arch", "heavi"], "unknown arch 'heavi': did you mean 'heavy'?"),
+        (["--arch", "heavi"], "unknown design 'heavi': did you mean 'heavy'?"),
+        (["--arch", "heavy", "--arch.shere", "3"], "unknown option 'shere': did you mean 'share'?"),
+        (["--arch", "heavy", "--arch.share", "many"], "share cannot be 'many': give a whole number (what it adds is one of so many parts"),
+        (["--arch", "heavy", "--arch.share=0"], "share is 0: give a whole number of at least 1"),
+        (["--arch", "heavy", "--arch.share"], "--arch.share needs a value"),
+        (["--arch.share", "3"], "--arch.share needs --arch NAME"),
     ],
 )
 def test_mistakes_are_one_line(capsys, heavy, arguments, message):
