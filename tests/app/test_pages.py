@@ -384,6 +384,16 @@ def test_the_suggested_command_is_one_that_fit_parses_and_names_what_no_column_s
     assert (asked.lr, asked.batch_tokens, asked.seq_len) == (None, None, None)  # the size's own
 
 
+def test_variants_of_a_design_are_told_apart_and_the_suggestion_keeps_the_options(open_app, tmp_path):
+    from depthbench.training.cli import parse
+
+    options, config = '{"norm_then_sum": true, "streams": 2}', '{"command": {"recipe": "reference"}}'
+    write(tmp_path, arch="hc", options=options, recipe="reference", config=config)
+    assert list(open_app(tmp_path).dataframe[0].value["arch"]) == ["hc norm_then_sum=true streams=2"]
+    asked = parse(suggested(open_app(tmp_path, "views/scaling.py"))).experiment
+    assert (asked.arch, asked.options, asked.recipe) == ("hc", {"norm_then_sum": True, "streams": 2}, "reference")
+
+
 # ---- Layers
 
 

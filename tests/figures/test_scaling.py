@@ -45,6 +45,20 @@ def test_a_point_is_the_mean_over_seeds_with_their_sample_deviation():
     assert row["runs"] == "pre_ln-4-0.001-0, pre_ln-4-0.001-1, pre_ln-4-0.001-2"
 
 
+def test_options_of_a_design_are_a_line_of_their_own():
+    frame = pd.DataFrame([run("hc", options="{}"), run("hc", options='{"streams": 2}', loss=2.9), run("hc", n_layer=8, options=None)])
+    points = scaling.points(frame)
+    assert list(points["arch"]) == ["hc", "hc", "hc streams=2"] and list(points["n_layer"]) == [4, 8, 4]
+    traces = {trace.name: trace for trace in scaling.figure(points).data}
+    assert traces["hc"].line.color == traces["hc streams=2"].line.color == palette.color("hc")
+    assert traces["hc"].marker.symbol != traces["hc streams=2"].marker.symbol
+
+
+def test_another_recipe_is_not_compared_with():
+    both = scaling.recipes(pd.DataFrame([run(recipe="paper"), run(recipe="reference")]))
+    assert list(both) == ["recipe paper", "recipe reference"]
+
+
 def test_each_point_takes_its_best_learning_rate_by_the_mean_over_seeds():
     frame = pd.DataFrame(
         [

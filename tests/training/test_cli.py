@@ -42,8 +42,16 @@ def test_a_config_file_gives_what_flags_give_and_flags_win(tmp_path):
     assert (cli.experiment.ratio, cli.experiment.tokens, cli.config.trainer.max_steps) == (8.0, 2_000_000, 20)
 
 
+def test_options_of_the_design_come_one_by_one_or_from_yaml_and_flags_win(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text("arch: hc\noptions: {streams: 2, dynamic: false}\n")
+    asked = parse(["--config", str(file), "--arch.streams", "3", "--arch.norm-then-sum=true", "--arch.mix_eps", "1e-8"]).experiment
+    assert asked.options == {"streams": 3, "dynamic": False, "norm_then_sum": True, "mix_eps": 1e-8}
+    assert parse([]).experiment.options == {}
+
+
 def test_the_resolved_config_repeats_the_command(tmp_path):
-    first = parse(["--ratio", "16", "--tokens", "3M", "--trainer.max_steps", "7"])
+    first = parse(["--ratio", "16", "--arch.streams", "2", "--tokens", "3M", "--trainer.max_steps", "7"])
     file = tmp_path / "again.yaml"
     file.write_text(first.resolved_config())
     again = parse(["--config", str(file)])
@@ -66,6 +74,8 @@ def test_print_config_prints_yaml_with_lightnings_keys_under_trainer(capsys):
         (["--raito", "32"], "unknown key 'raito': did you mean 'ratio'?"),
         (["--trainer.max_stepz", "3"], "unknown key 'trainer.max_stepz': did you mean 'trainer.max_steps'?"),
         (["--ratio", "wide"], "--ratio cannot be wide"),
+        (["--arch.streams"], "expected one argument"),
+        (["--options", "3"], "give names with values"),
         (["--tokens", "many"], "--tokens is 'many', no whole number"),
         (["--trainer.accumulate_grad_batches", "4"], "use --micro-batch instead"),
         (["--config", "/no/such.yaml"], "/no/such.yaml"),

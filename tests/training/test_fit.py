@@ -12,7 +12,7 @@ import torch
 import yaml
 from lightning.pytorch.accelerators import CPUAccelerator, CUDAAccelerator
 
-from depthbench import load_run
+from depthbench import load_run, residuals
 from depthbench.store.reader import Store
 
 
@@ -283,3 +283,33 @@ def test_a_compiled_run_is_the_eager_run(trained, tiny_corpus, tmp_path, says):
     )
     keys = load_run(run_id, runs=tmp_path).model.state_dict().keys()
     assert keys == load_run(run_id, runs=runs).model.state_dict().keys()
+
+
+@pytest.mark.parametrize("arch", residuals.names())
+def test_every_design_trains_is_recorded_and_loads_again(arch, tiny_corpus, tmp_path, capsys):
+    from depthbench.cli import main
+    from depthbench.training.runs import validate
+
+    few = ["--arch", arch, "--ratio", "18", "--tokens", str(4 * 2048), "--validations", "1", "--layer-stats-every", "2"]
+    assert main(command(tiny_corpus, tmp_path, *few)) == 0
+    row = Store(tmp_path).runs().iloc[0]
+    assert (row.status, row.arch, row.options) == ("finished", arch, "{}")
+    assert validate(row.run_id, runs=tmp_path)["val/loss"] == pytest.approx(row.val_loss, abs=1e-6)
+    backward = Store(tmp_path).layer_stats(row.run_id, "norm", "block_out", "backward")
+    assert len(backward) and (backward.value > 0).all()
+
+
+def test_a_run_keeps_its_designs_options(tiny_corpus, tmp_path, capsys):
+    from depthbench.cli import main
+    from depthbench.training.runs import validate
+
+    few = ["--arch", "hc", "--recipe", "reference", "--arch.streams", "2", "--ratio", "18", "--tokens", str(2 * 2048), "--validations", "1"]
+    assert main(command(tiny_corpus, tmp_path, *few)) == 0
+    row = Store(tmp_path).runs().iloc[0]
+    chosen = {"streams": 2, "norm_then_sum": True, "scale_branch_init": True, "mix_eps": 1e-8}
+    assert (row.recipe, json.loads(row.options)) == ("reference", chosen)
+    model = load_run(row.run_id, runs=tmp_path).model
+    assert model.options == chosen | {"dynamic": True}
+    assert validate(row.run_id, runs=tmp_path)["val/loss"] == pytest.approx(row.val_loss, abs=1e-6)
+    saved = yaml.safe_load((tmp_path / row.run_id / "config.yaml").read_text())
+    assert saved["options"] == chosen | {"dynamic": True}

@@ -42,6 +42,33 @@ def test_how_it_is_run_does_not(asked, change):
     assert resolve(replace(asked, **change)).run_id == resolve(asked).run_id
 
 
+def test_options_that_differ_from_the_designs_defaults_decide_and_its_defaults_do_not(asked):
+    keel = replace(asked, arch="keel")
+    options = ({}, {"alpha": None}, {"alpha": 3}, {"alpha": 3.0}, {"alpha": "3"})
+    ids = [resolve(replace(keel, options=given)).run_id for given in options]
+    assert ids[0] == ids[1] and ids[2] == ids[3] == ids[4] and ids[0] != ids[2]
+
+
+def test_the_row_and_the_plan_hold_the_options(asked):
+    plan = resolve(replace(asked, arch="keel", options={"alpha": "3"}))
+    assert plan.options == {"alpha": 3.0}
+    assert (run_row(plan)["options"], run_row(plan)["recipe"]) == ('{"alpha": 3.0}', "paper")
+    assert run_row(resolve(replace(asked, arch="keel")))["options"] == "{}"
+
+
+def test_the_reference_recipe_sets_options_and_a_users_own_win(asked):
+    reference = replace(asked, arch="full_attnres", recipe="reference")
+    assert resolve(reference).options == {"mix_eps": 1e-5}
+    assert resolve(replace(reference, options={"mix_eps": 1e-7})).options == {"mix_eps": 1e-7}
+    assert resolve(replace(asked, arch="full_attnres")).options == {"mix_eps": None}
+    assert resolve(reference).recipe.decay_vectors and not resolve(asked).recipe.decay_vectors
+
+
+def test_a_designs_own_flops_count(asked):
+    plain, ours = resolve(asked), resolve(replace(asked, arch="hc"))
+    assert ours.flops_per_token - plain.flops_per_token == pytest.approx(3 * ours.flops_extra / 128) and ours.flops_extra > 0
+
+
 def test_the_id_reads_as_what_it_is(asked):
     assert resolve(asked).run_id.startswith("pre_ln-pico-L9-d52-lr4e-3-s42-")
 
@@ -63,6 +90,12 @@ def test_the_run_row_describes_the_model_that_is_built(asked):
         ({"size": "nanno"}, "did you mean 'nano'"),
         ({"recipe": "papr"}, "did you mean 'paper'"),
         ({"budget": "totl"}, "did you mean 'total'"),
+        ({"options": {"alpha": 2}}, "unknown option 'alpha': PreLN takes none"),
+        ({"arch": "keel", "options": {"alfa": 2}}, "unknown option 'alfa': did you mean 'alpha'"),
+        ({"arch": "keel", "options": {"alpha": "deep"}}, "alpha cannot be 'deep': give a number or null"),
+        ({"arch": "hc", "options": {"streams": 0}}, "streams is 0"),
+        ({"arch": "hc", "options": {"streams": 2.5}}, "streams cannot be 2.5: give a whole number"),
+        ({"arch": "hc", "options": {"dynamic": 1}}, "dynamic cannot be 1: give true or false"),
         ({"ratio": 0.0}, "ratio must be a positive number"),
         ({"ratio": float("nan")}, "ratio must be a positive number"),
         ({"ratio": 900.0}, "nearest reachable"),
