@@ -1,0 +1,47 @@
+"""All checks of a design, one outcome each."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from depthbench.contract.explain import brief
+from depthbench.contract.subject import CHECKS, NotDefined, Subject
+from depthbench.errors import unknown
+from depthbench.residuals.base import Residual
+
+OK, FAILED, NOT_DEFINED = "ok", "FAILED", "not defined"
+
+
+class Outcome(NamedTuple):
+    check: str
+    group: str  # what the check is about: function, construction, state, ...
+    verdict: str  # "ok", "FAILED" or "not defined"
+    message: str = ""  # what is wrong, or why it is not defined
+    traceback: str = ""  # the whole of it, where something was raised that is no ContractError
+
+
+def outcomes(design: str | type[Residual], /, *, only: Iterable[str] = (), **options: Any) -> Iterator[Outcome]:
+    """Runs the checks, or those of ``only``, one after another. Raises UserError for a design, an option or a name that is not known,
+    and where the design refuses its options."""
+    only = list(only)
+    for name in only:
+        if name not in CHECKS:
+            raise unknown("check", name, CHECKS)
+    subject = Subject(design, options)
+    for name, check in CHECKS.items():
+        if not only or name in only:
+            yield outcome_of(name, check, subject)
+
+
+def outcome_of(name: str, check: Any, subject: Subject) -> Outcome:
+    group = check.__module__.rpartition(".")[2]
+    try:
+        check.on_subject(subject)
+    except NotDefined as reason:
+        return Outcome(name, group, NOT_DEFINED, str(reason))
+    except Exception as error:
+        whole = "".join(traceback.format_exception(error))
+        return Outcome(name, group, FAILED, brief(error, subject.design), whole)
+    return Outcome(name, group, OK)

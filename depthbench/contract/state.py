@@ -1,0 +1,94 @@
+"""The state between blocks is a value: a run may start from any boundary, again and again, and nothing changes what a state means."""
+
+from __future__ import annotations
+
+import torch
+
+from depthbench.contract.subject import EXACT, Subject, check, copied, gradients, require, require_near, same, some_tokens
+from depthbench.residuals.base import State
+
+__all__ = [
+    "a_run_restarts_at_every_boundary",
+    "a_run_restarts_after_later_blocks_changed_places",
+    "states_are_never_changed",
+    "two_runs_from_one_state_keep_apart",
+]
+
+
+@check
+def a_run_restarts_at_every_boundary(subject: Subject) -> None:
+    """Probes run the blocks after a boundary many times from one stored state; each time the result must be the full run's."""
+    model, tokens = subject.moved(), some_tokens()
+    expected = model(tokens)
+    for block in range(model.config.n_layer + 1):
+        state = model.run(model.embed(tokens), 0, block)
+        for attempt in ("", ", the second time from the same state"):
+            require_near(model.logits(model.run(state, block)), expected, EXACT, f"restarted before block {block}{attempt}")
+
+
+@check
+def a_run_restarts_after_later_blocks_changed_places(subject: Subject) -> None:
+    """A state holds only what earlier sublayers produced. What is made ahead from later weights is a cache that ``begin`` rebuilds: else
+    a stored prefix answers with the weights from before a swap."""
+    model, tokens = subject.moved(), some_tokens()
+    prefix = model.run(model.embed(tokens), 0, 1)
+    with model.swapped(1, 2):
+        require_near(model.logits(model.run(prefix, 1)), model(tokens), EXACT, "restarted before block 1, with blocks 1 and 2 swapped")
+    require_near(model.logits(model.run(prefix, 1)), model(tokens), EXACT, "restarted before block 1, after the blocks were put back")
+
+
+@check
+def states_are_never_changed(subject: Subject) -> None:
+    """No method may write into a state that it was given: ``read``, ``write``, ``skip``, ``close`` and the questions that probes ask."""
+    model = subject.moved()
+    residual, last = model.residual, model.config.n_layer
+    seen: list[tuple[str, State, State]] = []
+    branches: dict[int, torch.Tensor] = {}
+
+    def keep(name: str, sublayer: int, value: State) -> None:
+        if name == "branch_out":
+            branches.setdefault(sublayer, value)
+        if name.startswith("state"):
+            seen.append((f"{name} of sublayer {sublayer}", value, copied(value)))
+
+    with torch.no_grad():
+        opened = model.embed(some_tokens())
+        seen.append(("the opened state", opened, copied(opened)))
+        with model.taps(keep):
+            closed = model.run(opened)
+            model.hidden(closed)
+            begun = model.run(opened, 0, 1)
+            for rule in residual.skip_rules:
+                model.run(residual.skip(begun, block=1, rule=rule), 2)
+        for state, block in ((opened, 0), (begun, 1), (closed, last)):
+            residual.depth_state(state, block=block)
+            residual.readout(state, block=block)
+            residual.linear(state, sublayer=2 * block, branch_out=branches.get(2 * block))
+    changed = [what for what, value, copy in seen if not same(value, copy)]
+    require(not changed, f"changed after it was handed over: {', '.join(changed[:3])}")
+
+
+@check
+def two_runs_from_one_state_keep_apart(subject: Subject) -> None:
+    """From one state two runs may go on in turn, sublayer by sublayer: a buffer that both would write to is shared by mistake."""
+    model, tokens = subject.moved(), some_tokens()
+    expected = model(tokens)
+    expected_gradients = gradients(model, expected)
+    prefix = model.run(model.embed(tokens), 0, 1)
+    other: list[State] = []
+    turns = {  # after which sublayer of the one run the other does what: it skips block 1 and runs block 2
+        2: lambda: other.append(model.residual.skip(prefix, block=1)),
+        3: lambda: other.append(model.run(other[-1], 2)),
+    }
+
+    def take_turns(name: str, sublayer: int, value: State) -> None:
+        if name == "state_out" and sublayer in turns:
+            turns.pop(sublayer)()
+
+    with model.taps(take_turns):
+        actual = model.logits(model.run(prefix, 1))
+    require_near(actual, expected, EXACT, "logits of a run beside which another went on from the same state")
+    for name, gradient in gradients(model, actual).items():
+        require_near(gradient, expected_gradients[name], EXACT, f"gradient of {name} in such a run")
+    alone = model.run(model.residual.skip(model.run(model.embed(tokens), 0, 1), block=1), 2)
+    require_near(model.logits(other[-1]), model.logits(alone), EXACT, "logits of the other run, which skips block 1")
