@@ -1,4 +1,6 @@
-"""What DeepNorm and KEEL share: one stream, normed after the addition.
+"""What the designs with norms behind the sublayer share.
+
+``OuterNorm`` is RMSNorm, quicker in eager mode on a CPU. ``NormedStream`` is one stream that is normed after the addition:
 
     x_{k+1} = N'_k(alpha_k x_k + F_k),    or alpha_k x_k + F_k where sublayer k has no outer norm
 
@@ -11,9 +13,43 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.amp import custom_bwd, custom_fwd
 
 from depthbench.nn.layers import RMSNorm
 from depthbench.residuals.base import LinearForm, SingleStream, State, Stream
+
+
+class EagerRMSNorm(torch.autograd.Function):
+    """RMSNorm of x (..., D) with weight (D), r = 1/sqrt(mean(x^2) + eps), in three passes forward and two back.
+
+    LayerNorm's backward is one fused pass. Told that the mean is 0 and 1/std is r, it gives RMSNorm's gradient less r mean(weight grad),
+    the part that centring would have removed.
+    """
+
+    @staticmethod
+    @custom_fwd(device_type="cpu", cast_inputs=torch.float32)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        r = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+        ctx.save_for_backward(x, weight, r)
+        return (x * r).mul_(weight)
+
+    @staticmethod
+    @custom_bwd(device_type="cpu")
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, weight, r = ctx.saved_tensors
+        grad_x, grad_weight, _ = torch.ops.aten.native_layer_norm_backward(
+            grad, x, weight.shape, torch.zeros_like(r), r, weight, None, [True, True, False]
+        )
+        return grad_x.add_(r * (grad @ weight / len(weight)).unsqueeze(-1)), grad_weight, None
+
+
+class OuterNorm(RMSNorm):
+    """RMSNorm. Compilers and GPUs have fused forms of their own."""
+
+    def with_gain(self, x: Tensor, gain: Tensor) -> Tensor:
+        if x.device.type != "cpu" or torch.compiler.is_compiling():
+            return super().with_gain(x, gain)
+        return EagerRMSNorm.apply(x.to(gain.dtype), gain, self.eps).to(x.dtype)
 
 
 class NormedStream(SingleStream):

@@ -27,8 +27,7 @@ from torch import Tensor, nn
 
 from depthbench.errors import UserError
 from depthbench.nn.config import ModelConfig
-from depthbench.nn.layers import RMSNorm
-from depthbench.residuals._outer_norm import NormedStream
+from depthbench.residuals._outer_norm import NormedStream, OuterNorm
 from depthbench.residuals.base import About
 
 
@@ -46,13 +45,13 @@ class KEEL(NormedStream):
             raise UserError(f"alpha is {alpha}: give a number above 0, or null for 2L")
         self.alpha = float(config.n_sublayer) if alpha is None else alpha
         self.outer_norms = nn.ModuleDict(
-            {str(sublayer): RMSNorm(config.d_model, config.norm_eps) for sublayer in range(1, config.n_sublayer)}
+            {str(sublayer): OuterNorm(config.d_model, config.norm_eps) for sublayer in range(1, config.n_sublayer)}
         )
 
     def alpha_at(self, sublayer: int) -> float:
         return 1.0 if sublayer < 2 else self.alpha
 
-    def outer_norm(self, sublayer: int) -> RMSNorm | None:
+    def outer_norm(self, sublayer: int) -> OuterNorm | None:
         return self.outer_norms[str(sublayer)] if sublayer else None
 
     def mean_square(self, mixed: Tensor) -> Tensor:

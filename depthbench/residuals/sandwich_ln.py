@@ -20,8 +20,8 @@ from __future__ import annotations
 from typing import Any
 
 from depthbench.nn.config import ModelConfig
-from depthbench.nn.layers import RMSNorm
 from depthbench.nn.sublayer import Sublayer
+from depthbench.residuals._outer_norm import OuterNorm
 from depthbench.residuals.base import About
 from depthbench.residuals.pre_ln import PreLN
 
@@ -33,7 +33,7 @@ class SandwichLN(PreLN):
 
     def build_sublayer(self, config: ModelConfig, *, sublayer: int) -> Sublayer:
         built = super().build_sublayer(config, sublayer=sublayer)
-        built.output_norm = RMSNorm(config.d_model, config.norm_eps)
+        built.output_norm = OuterNorm(config.d_model, config.norm_eps)
         return built
 
     @classmethod
