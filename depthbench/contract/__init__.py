@@ -9,15 +9,64 @@ A check takes a design (a name, a dotted name or a class) and its options. It bu
 seconds, on the CPU. Most run in fp64 with every parameter moved away from its initial value, lest a path behind a zero stay untested.
 """
 
-from depthbench.contract.subject import CHECKS, ContractError, NotDefined, Subject  # isort: skip
-from depthbench.contract.function import *  # noqa: F403  (the order of these is the order of CHECKS)
-from depthbench.contract.construction import *  # noqa: F403
-from depthbench.contract.state import *  # noqa: F403
-from depthbench.contract.depth import *  # noqa: F403
-from depthbench.contract.interventions import *  # noqa: F403
-from depthbench.contract.compilation import *  # noqa: F403
-from depthbench.contract.precision import *  # noqa: F403
-from depthbench.contract.parallel import *  # noqa: F403
-from depthbench.contract.outcomes import Outcome, outcomes
+from depthbench.contract.compilation import compiled_equals_eager
+from depthbench.contract.construction import (
+    a_checkpoint_restores_the_function,
+    extra_parameters_equal_their_formula,
+    meta_build_equals_direct_build,
+    parameter_groups_are_complete,
+    what_is_shared_with_pre_ln_is_equal,
+)
+from depthbench.contract.depth import depth_gradients_exist, depth_states_and_readouts_exist, the_linear_form_composes
+from depthbench.contract.function import (
+    any_batch_and_length_work,
+    every_parameter_gets_a_gradient,
+    every_parameter_is_in_the_graph_at_init,
+    heads_may_be_shared_and_normed,
+    is_causal,
+    the_state_is_carried_on,
+)
+from depthbench.contract.interventions import skipping_a_block_follows_the_rules, swapping_twice_is_the_identity, taps_see_every_sublayer
+from depthbench.contract.parallel import two_processes_equal_one
+from depthbench.contract.precision import bf16_stays_near_fp32
+from depthbench.contract.state import (
+    a_run_restarts_after_later_blocks_changed_places,
+    a_run_restarts_at_every_boundary,
+    states_are_never_changed,
+    two_runs_from_one_state_keep_apart,
+)
+from depthbench.contract.subject import ContractError, NotDefined, Subject
+from depthbench.contract.suite import CHECKS, Outcome, outcomes
 
-__all__ = ["CHECKS", "ContractError", "NotDefined", "Outcome", "Subject", "outcomes", *CHECKS]
+__all__ = [
+    "CHECKS",
+    "ContractError",
+    "NotDefined",
+    "Outcome",
+    "Subject",
+    "a_checkpoint_restores_the_function",
+    "a_run_restarts_after_later_blocks_changed_places",
+    "a_run_restarts_at_every_boundary",
+    "any_batch_and_length_work",
+    "bf16_stays_near_fp32",
+    "compiled_equals_eager",
+    "depth_gradients_exist",
+    "depth_states_and_readouts_exist",
+    "every_parameter_gets_a_gradient",
+    "every_parameter_is_in_the_graph_at_init",
+    "extra_parameters_equal_their_formula",
+    "heads_may_be_shared_and_normed",
+    "is_causal",
+    "meta_build_equals_direct_build",
+    "outcomes",
+    "parameter_groups_are_complete",
+    "skipping_a_block_follows_the_rules",
+    "states_are_never_changed",
+    "swapping_twice_is_the_identity",
+    "taps_see_every_sublayer",
+    "the_linear_form_composes",
+    "the_state_is_carried_on",
+    "two_processes_equal_one",
+    "two_runs_from_one_state_keep_apart",
+    "what_is_shared_with_pre_ln_is_equal",
+]

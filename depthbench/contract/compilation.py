@@ -7,8 +7,6 @@ from torch._dynamo.utils import counters
 
 from depthbench.contract.subject import Subject, check, gradients, move, require, require_near, some_tokens
 
-__all__ = ["compiled_equals_eager"]
-
 DEEP, MOST_GRAPHS = 24, 4
 
 

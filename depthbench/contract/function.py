@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from depthbench.contract.subject import EXACT, SHAPE, Subject, check, fail, listed, require, some_tokens
-from depthbench.residuals.base import map_tensors
-
-__all__ = [
-    "is_causal",
-    "every_parameter_gets_a_gradient",
-    "every_parameter_is_in_the_graph_at_init",
-    "the_state_carries_something",
-    "heads_may_be_shared_and_normed",
-    "any_batch_and_length_work",
-]
+from depthbench.residuals.base import State, map_tensors
 
 
 @check
@@ -50,14 +43,24 @@ def every_parameter_is_in_the_graph_at_init(subject: Subject) -> None:
 
 
 @check
-def the_state_carries_something(subject: Subject) -> None:
-    """Were every block to start from a state of zeros, the output would change: else depth is a fiction, and only the last block counts."""
+def the_state_is_carried_on(subject: Subject) -> None:
+    """What a sublayer reads, and what its output is added to, must matter: a mixing that is forgotten (public code had one for a year) or a
+    residual path that is dropped trains all the same, and is another design."""
     model, tokens = subject.moved(), some_tokens()
-    state = model.embed(tokens)
-    for block in range(model.config.n_layer):
-        state = model.run(map_tensors(torch.zeros_like, state), block, block + 1)
-    change = (model.logits(state) - model(tokens)).abs().max().item()
-    require(change > 1e-3, f"with the state zeroed before every block the logits change by {change:.1e} only")
+    expected, read, write = model(tokens), model.residual.read, model.residual.write
+
+    def empty(state: State) -> State:
+        return map_tensors(torch.zeros_like, state)
+
+    def added_to_nothing(state: State, carry: Any, *branch: Any, sublayer: int) -> State:
+        return write(empty(state), read(empty(state), sublayer=sublayer)[1], *branch, sublayer=sublayer)
+
+    model.residual.read = lambda state, *, sublayer: read(empty(state), sublayer=sublayer)
+    change = (model(tokens) - expected).abs().max().item()
+    require(change > 1e-3, f"where sublayers read from a state of zeros, the logits change by {change:.1e} only")
+    model.residual.read, model.residual.write = read, added_to_nothing
+    change = (model(tokens) - expected).abs().max().item()
+    require(change > 1e-3, f"where outputs are added to a state of zeros, the logits change by {change:.1e} only")
 
 
 @check

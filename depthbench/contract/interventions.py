@@ -9,8 +9,6 @@ import torch
 from depthbench.contract.subject import Subject, check, copied, fail, require, same, some_tokens
 from depthbench.errors import UserError
 
-__all__ = ["taps_see_every_sublayer", "skipping_a_block_follows_the_rules", "swapping_twice_is_the_identity"]
-
 
 @check
 def taps_see_every_sublayer(subject: Subject) -> None:

@@ -21,8 +21,6 @@ from torch.nn.parallel import DistributedDataParallel
 from depthbench.contract.explain import brief
 from depthbench.contract.subject import ContractError, NotDefined, Subject, check, require, require_near, some_tokens
 
-__all__ = ["two_processes_equal_one"]
-
 PROCESSES, ROWS_EACH = 2, 2
 PATIENCE = timedelta(seconds=60)  # with the other process
 

@@ -6,8 +6,6 @@ import torch
 
 from depthbench.contract.subject import Subject, check, gradients, listed, move, require, some_tokens
 
-__all__ = ["bf16_stays_near_fp32"]
-
 DEEP = 48
 
 

@@ -7,13 +7,6 @@ import torch
 from depthbench.contract.subject import EXACT, Subject, check, copied, gradients, require, require_near, same, some_tokens
 from depthbench.residuals.base import State
 
-__all__ = [
-    "a_run_restarts_at_every_boundary",
-    "a_run_restarts_after_later_blocks_changed_places",
-    "states_are_never_changed",
-    "two_runs_from_one_state_keep_apart",
-]
-
 
 @check
 def a_run_restarts_at_every_boundary(subject: Subject) -> None:

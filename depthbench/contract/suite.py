@@ -6,10 +6,14 @@ import traceback
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+from depthbench.contract import compilation, construction, depth, function, interventions, parallel, precision, state
 from depthbench.contract.explain import brief
-from depthbench.contract.subject import CHECKS, NotDefined, Subject
+from depthbench.contract.subject import NotDefined, Subject
 from depthbench.errors import unknown
 from depthbench.residuals.base import Residual
+
+GROUPS = (function, construction, state, depth, interventions, compilation, precision, parallel)
+CHECKS = {name: value for group in GROUPS for name, value in vars(group).items() if hasattr(value, "on_subject")}
 
 OK, FAILED, NOT_DEFINED = "ok", "FAILED", "not defined"
 
