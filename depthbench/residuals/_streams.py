@@ -215,5 +215,6 @@ class _Write(torch.autograd.Function):
 
 
 def _row(vectors: Tensor) -> Tensor:
-    """(B, T, width) -> (N, 1, width). A row times a transposed matrix runs twice as fast as that matrix times a column."""
-    return vectors.flatten(0, 1).unsqueeze(1)
+    """(B, T, width) -> (N, 1, width). A row times a transposed matrix runs twice as fast as that matrix times a column, and strided
+    rows would be multiplied one by one."""
+    return vectors.flatten(0, 1).contiguous().unsqueeze(1)
