@@ -73,7 +73,7 @@ def test_the_stream_of_pre_ln_grows_in_proportion_to_depth_and_that_of_lns_hardl
 def test_every_sublayer_of_sandwich_ln_adds_unit_variance(measured):
     for depth in DEPTHS:
         assert measured("sandwich_ln", depth).swiglu == pytest.approx([1.0] * depth, rel=0.02)
-        assert measured("sandwich_ln", depth).stream == pytest.approx(2 * depth, rel=0.08)
+        assert measured("sandwich_ln", depth).stream == pytest.approx(2 * depth, rel=0.1)
 
 
 @pytest.mark.parametrize("design", ["deepnorm", "keel"])
