@@ -17,6 +17,7 @@ VERBS = {
     "fit": "train one run and record it",
     "validate": "measure a run's validation loss again",
     "archs": "the residual designs, and what each adds",
+    "check": "does a design keep the contract? also your own",
     "shapes": "the shapes of a parameter budget, and what they cost",
     "data": "prepare, verify and describe corpora",
     "app": "look at your runs in a browser",

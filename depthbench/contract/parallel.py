@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from depthbench.contract.explain import brief
-from depthbench.contract.subject import ContractError, NotDefined, Subject, check, require, require_near, some_tokens
+from depthbench.contract.subject import ContractError, NotDefined, Subject, check, listed, require, require_near, some_tokens
 
 PROCESSES, ROWS_EACH = 2, 2
 PATIENCE = timedelta(seconds=60)  # with the other process
@@ -98,8 +98,9 @@ def compare(subject: Subject, rank: int) -> None:
             dist.all_reduce(mean)
             where = f"step {step + 1}, {precision}, two processes against one"
             require_near(mean / PROCESSES, expected.detach(), tolerance, f"loss at {where}")
+            without = [name for name, parameter in model.named_parameters() if parameter.grad is None]
+            require(not without, f"no gradient for {listed(without)}: two processes wait for it forever")
             for (name, mine), theirs in zip(model.named_parameters(), alone.parameters(), strict=True):
-                require(mine.grad is not None, f"no gradient for {name} at {where}")
                 require_near(mine.grad, theirs.grad, tolerance, f"gradient of {name} at {where}")
             for parameter in (*model.parameters(), *alone.parameters()):
                 with torch.no_grad():

@@ -6,10 +6,12 @@ import traceback
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+import torch
+
 from depthbench.contract import compilation, construction, depth, function, interventions, parallel, precision, state
 from depthbench.contract.explain import brief
 from depthbench.contract.subject import NotDefined, Subject
-from depthbench.errors import unknown
+from depthbench.errors import UserError, unknown
 from depthbench.residuals.base import Residual
 
 GROUPS = (function, construction, state, depth, interventions, compilation, precision, parallel)
@@ -27,16 +29,28 @@ class Outcome(NamedTuple):
 
 
 def outcomes(design: str | type[Residual], /, *, only: Iterable[str] = (), **options: Any) -> Iterator[Outcome]:
-    """Runs the checks, or those of ``only``, one after another. Raises UserError for a design, an option or a name that is not known,
-    and where the design refuses its options."""
+    """Runs the checks, or those of ``only``, one after another as their outcomes are asked for.
+
+    Raises UserError for a design, an option or a name that is not known, and where the design refuses its options.
+    """
     only = list(only)
     for name in only:
         if name not in CHECKS:
             raise unknown("check", name, CHECKS)
     subject = Subject(design, options)
-    for name, check in CHECKS.items():
-        if not only or name in only:
-            yield outcome_of(name, check, subject)
+    refuse_unusable(subject)
+    return (outcome_of(name, check, subject) for name, check in CHECKS.items() if not only or name in only)
+
+
+def refuse_unusable(subject: Subject) -> None:
+    """Raises the design's own UserError for options that it refuses. What else a constructor may raise, the checks will tell."""
+    try:
+        with torch.device("meta"):
+            subject.fresh()
+    except UserError:
+        raise
+    except Exception:
+        return
 
 
 def outcome_of(name: str, check: Any, subject: Subject) -> Outcome:

@@ -1,0 +1,131 @@
+"""`depthbench check`, as a user calls it on a design of their own."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from depthbench import contract
+
+SOUND = """
+    import torch
+    from torch import nn
+    from depthbench.errors import UserError
+    from depthbench.residuals.base import SingleStream, Stream
+
+    class Scaled(SingleStream):
+        '''x + s F(N(x)).
+
+        start: s at initialisation
+        '''
+
+        def __init__(self, config, *, start: float = 0.5) -> None:
+            super().__init__(config)
+            if start <= 0:
+                raise UserError(f"start is {start}: give a number above 0")
+            self.start = start
+            self.scale = nn.Parameter(torch.empty(config.n_sublayer))
+
+        def reset_parameters(self):
+            nn.init.constant_(self.scale, self.start)
+
+        def write(self, state, carry, branch_out, emitted, *, sublayer):
+            return Stream(state.x + self.scale[sublayer] * branch_out)
+
+        def swap_parameters(self, blocks, *, block):
+            return super().swap_parameters(blocks, block=block) | {"scale": self.scale[2 * block : 2 * block + 2]}
+
+        def linear(self, state, *, sublayer, branch_out=None):
+            return None
+
+        @classmethod
+        def params_extra(cls, shape, **options):
+            return 2 * shape.n_layer
+"""
+BROKEN = """
+    from scaled import Scaled
+
+    class Broken(Scaled):
+        def write(self, state, carry, branch_out, emitted, *, sublayer):
+            return super().write(state, carry, branch_out.no_such_thing, emitted, sublayer=sublayer)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder of the user's with two designs."""
+    for name, text in (("scaled.py", SOUND), ("broken.py", BROKEN)):
+        (tmp_path / name).write_text(textwrap.dedent(text))
+    return tmp_path
+
+
+@pytest.mark.xdist_group("two_processes")
+def test_a_sound_design_in_the_users_folder_passes_whole(depthbench, folder):
+    process = depthbench("check", "scaled.Scaled", "--arch.start", "0.25", cwd=folder)
+    assert process.returncode == 0, process.stdout + process.stderr
+    lines = process.stdout.splitlines()
+    verdicts = [(name, verdict.strip()) for verdict, name in (line.rsplit(maxsplit=1) for line in lines if len(line.split()) > 1)]
+    assert [pair for pair in verdicts if pair[0] in contract.CHECKS] == [
+        (name, "not defined" if name == "the_linear_form_composes" else "ok") for name in contract.CHECKS
+    ]
+    assert "linear gives None: path weights are recorded as not defined" in process.stdout
+    assert lines[-1].startswith(f"scaled.Scaled --arch.start 0.25: {len(contract.CHECKS) - 1} ok, 0 failed, 1 not defined (")
+    assert process.stderr == ""
+
+
+def test_what_the_users_code_raises_is_named_by_its_line(depthbench, folder):
+    process = depthbench("check", "broken.Broken", "--only", "is_causal, states_are_never_changed", cwd=folder)
+    assert process.returncode == 1
+    assert process.stdout.splitlines()[:-1] == [
+        "function",
+        "  FAILED       is_causal",
+        "               AttributeError: 'Tensor' object has no attribute 'no_such_thing'",
+        "               broken.py:6, in write: return super().write(state, carry, branch_out.no_such_thing, emitted, sublayer=sublayer)",
+        "state",
+        "  FAILED       states_are_never_changed, as above",
+        "",
+    ]
+    assert process.stdout.splitlines()[-1].startswith("broken.Broken: 0 ok, 2 failed (")
+    whole = depthbench("check", "broken.Broken", "--only", "is_causal", "--traceback", cwd=folder)
+    assert "Traceback (most recent call last)" in whole.stdout and "in _step" in whole.stdout
+
+
+def test_a_broken_contract_is_a_number_and_an_exit_code(says):
+    code, out, _ = says("check", "tests.contract.test_broken.Miscounts", "--only", "extra_parameters_equal_their_formula")
+    assert code == 1
+    assert "FAILED       extra_parameters_equal_their_formula" in out
+    assert "params_extra says 7 at 3 blocks of width 16, the model has 6 beyond Pre-LN's" in out
+    assert "Traceback" not in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["hcc"], "unknown design 'hcc': did you mean 'hc'?"),
+        (["pre_ln", "--only", "is_casual"], "unknown check 'is_casual': did you mean 'is_causal'?"),
+        (["pre_ln", "--arch.streams", "2"], "unknown option 'streams': PreLN takes none"),
+        (["hc", "--arch.streams", "many"], "streams cannot be 'many': give a whole number"),
+        (["hc", "--arch.streams", "0"], "streams is 0: give a whole number of at least 1"),
+        (["nowhere.Design"], "no module 'nowhere' for design 'nowhere.Design'"),
+        ([], "the following arguments are required: ARCH"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(says, arguments, message):
+    code, out, err = says("check", *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"depthbench: {message}") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1 / 0", "faulty.Design cannot be imported: ZeroDivisionError: division by zero, at faulty.py:1, in <module>: 1 / 0"),
+        ("def f(:", "faulty.Design cannot be imported: SyntaxError: invalid syntax (faulty.py, line 1)"),
+        ("class Design: pass", "'Design' in 'faulty' is no design: it must be a subclass of depthbench.residuals.base.Residual"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_one_line(depthbench, tmp_path, text, message):
+    (tmp_path / "faulty.py").write_text(text)
+    process = depthbench("check", "faulty.Design", cwd=tmp_path)
+    assert (process.returncode, process.stdout, process.stderr) == (2, "", f"depthbench: {message}\n")
