@@ -1,7 +1,7 @@
 """How streams, branches and gradients grow with depth at initialisation: the laws, not the constants.
 
-Only designs that start as a function of their own: hyper-connections and attention residuals start as Pre-LN, to the last digit, which
-tests of theirs hold. The spread grows as the width shrinks, so that branches are as large as at width 256 with 0.02.
+Hyper-connections and attention residuals start as Pre-LN, to the last digit, which tests of theirs hold. The spread grows as the width
+shrinks, so that branches are as large as at width 256 with 0.02.
 """
 
 from __future__ import annotations
