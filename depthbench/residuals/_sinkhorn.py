@@ -2,11 +2,16 @@
 
     M = exp(logits);   r_0 = 1;   c_i[s] = 1 / sum_t M[t, s] r_(i-1)[t],   r_i[t] = 1 / sum_s M[t, s] c_i[s];   result r[t] M[t, s] c[s]
 
-which are the iterates of normalising columns, then rows, in turn (arXiv 2512.24880, section 4). Backward, with M, r_i and c_i made
-again, in logarithms: where g is the gradient on log r_i, that on log M[t, s] and on log c_i[s] gains -r_i[t] M[t, s] c_i[s] g[t], the
-latter summed over t; likewise for log c_i. Nothing is approximated by the fixed point: after 20 iterations there may be none.
+which are the iterates of normalising columns, then rows, in turn (arXiv 2512.24880, section 4).
 
-T rows t, S columns s, N tokens. Tokens come last in memory, so that every operation runs over long vectors.
+Backward makes M, r_i and c_i again and goes through them from the last to the first, in logarithms. With x = dL/d log r_i:
+
+    dL/d log M[t, s]  and  dL/d log c_i[s], the latter summed over t,  gain  -r_i[t] M[t, s] c_i[s] x[t]
+
+and likewise from c_i to M and r_(i-1). Nothing is taken from the fixed point: where logits lie far apart, 20 iterations do not reach it.
+
+T rows t (new streams), S columns s (old streams), N tokens. Tokens come last in memory, so that every operation runs over long vectors;
+all r are (T, 1, N) and all c (1, S, N).
 """
 
 from __future__ import annotations
@@ -19,7 +24,7 @@ from torch.autograd.function import once_differentiable
 
 
 def sinkhorn(logits: Tensor, iterations: int) -> Tensor:
-    """(..., T, S) -> (..., T, S), rows summing to 1 and columns nearly so."""
+    """(..., T, S) -> (..., T, S): rows sum to 1 up to rounding, columns as nearly as the iterations bring them."""
     return _Sinkhorn.apply(logits, iterations)
 
 
@@ -28,39 +33,39 @@ class _Sinkhorn(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, iterations: int) -> Tensor:
         ctx.save_for_backward(logits)
         ctx.iterations = iterations
-        m_TSN, r, c = _scaling(logits, iterations)
-        return _tokens_first(m_TSN * r[-1].unsqueeze(1) * c[-1], logits)
+        m, r, c = _scaling(logits, iterations)
+        return _tokens_first(m * r[-1] * c[-1], logits)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         (logits,) = ctx.saved_tensors
-        m_TSN, r, c = _scaling(logits, ctx.iterations)
-        through_m = m_TSN * r[-1].unsqueeze(1) * c[-1] * _tokens_last(gradient)
-        on_r = r[-1] * through_m.sum(1)  # the gradient on log r, times r
-        on_c = c[-1] * through_m.sum(0)
-        outer = torch.zeros_like(m_TSN)
-        for i in reversed(range(ctx.iterations)):
-            on_c = on_c - c[i].square() * (m_TSN * on_r.unsqueeze(1)).sum(0)
-            outer.addcmul_(on_r.unsqueeze(1), c[i])
-            outer.addcmul_(r[i].unsqueeze(1), on_c)
-            on_r = -r[i].square() * (m_TSN * on_c).sum(1)
-            on_c = 0
-        return _tokens_first(through_m - m_TSN * outer, logits), None
+        m, r, c = _scaling(logits, ctx.iterations)
+        direct = m * r[-1] * c[-1] * _tokens_last(gradient)  # on log M, were r and c constants
+        on_r = r[-1] * direct.sum(1, keepdim=True)  # r_i dL/d log r_i
+        on_c = c[-1] * direct.sum(0, keepdim=True)  # c_i dL/d log c_i: the result has a part in it for the last i alone
+        through_sums = torch.zeros_like(m)
+        for i in reversed(range(ctx.iterations)):  # r[i + 1] came from c[i], which came from r[i]
+            on_c = on_c - (m * on_r).sum(0, keepdim=True) * c[i].square()
+            through_sums.addcmul_(on_r, c[i]).addcmul_(r[i], on_c)
+            on_r = -(m * on_c).sum(1, keepdim=True) * r[i].square()
+            on_c = 0.0
+        return _tokens_first(direct - m * through_sums, logits), None
 
 
 def _scaling(logits: Tensor, iterations: int) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """M (T, S, N), r_0 ... r_K (each (T, N)) and c_1 ... c_K (each (S, N))."""
-    m_TSN = _tokens_last(logits)
-    m_TSN = (m_TSN - m_TSN.amax(0)).exp()  # a factor per column, which the first normalisation divides out
-    r, c = [torch.ones_like(m_TSN[:, 0])], []
+    """M, r_0 ... r_K and c_1 ... c_K. A factor per column is taken from M, which the first normalisation would divide out."""
+    m = _tokens_last(logits)
+    m = (m - m.amax(0)).exp()
+    r, c = [torch.ones_like(m[:, :1])], []
     for _ in range(iterations):
-        c.append((m_TSN * r[-1].unsqueeze(1)).sum(0).reciprocal())
-        r.append((m_TSN * c[-1]).sum(1).reciprocal())
-    return m_TSN, r, c
+        c.append((m * r[-1]).sum(0, keepdim=True).reciprocal())
+        r.append((m * c[-1]).sum(1, keepdim=True).reciprocal())
+    return m, r, c
 
 
 def _tokens_last(matrices: Tensor) -> Tensor:
+    """(..., T, S) -> (T, S, N)"""
     return matrices.flatten(0, -3).permute(1, 2, 0).contiguous()
 
 

@@ -3,13 +3,14 @@
     h  = sum_s read[s] x_s,      x+_t = sum_s mix[t, s] x_s + write[t] F(h)          (Step below holds the three coefficients)
 
 Each of the three operations on streams is stated twice: as its equation, which is what gets compiled, and as an autograd function that
-does the same in few passes over memory where nothing fuses for us. The functions save the streams, the coefficients and F's output,
-never a product of them. What they have in common needs a word: ``project`` and ``read_streams`` also hand the streams on, unchanged,
-and the next operation takes those. So the gradient of the streams runs through the operations in one buffer, from ``write_streams``,
-which makes it, to ``project``, and nobody has to sum three of them. That buffer has one owner at a time: hand the streams on, or drop
-them, but never use them twice.
+does the same in few passes over memory where nothing fuses for us. The functions save the streams (the same ones, once), the
+coefficients and F's output; mixed streams are never stored besides those that they become.
 
-Coefficients, and the streams themselves, are in the parameters' precision whatever autocast says.
+``project`` and ``read_streams`` hand the streams on, unchanged, for the next operation to take. So the gradient on the streams is one
+buffer, made by ``write_streams`` and added to in place by the other two, where autograd would sum three. It has one owner at a time:
+streams that were handed on are used once or not at all.
+
+Streams and coefficients are in the parameters' precision whatever autocast says.
 B batch, T time, N = B*T tokens, S streams, D width.
 """
 
@@ -45,11 +46,10 @@ class Step(NamedTuple):
 
 
 class HyperConnections(Residual):
-    """A design with n streams: one connection per sublayer gives the coefficients. The subclass builds ``connections`` and sets
-    ``step``, a plain function (streams, *a connection's ``arguments()``) -> (Step, streams)."""
+    """A design with n streams. The subclass builds ``connections``, one module per sublayer, and says what ``step`` they make."""
 
     connections: nn.ModuleList
-    step: Callable[..., tuple[Step, Tensor]]
+    exempt_from_decay: tuple[str, ...]  # names of a connection's parameters
 
     def __init__(self, config: ModelConfig, *, streams: int, scale_branch_init: bool, norm_then_sum: bool, mix_eps: float | None) -> None:
         super().__init__(config)
@@ -62,6 +62,15 @@ class HyperConnections(Residual):
         self.norm_then_sum = norm_then_sum
         self.mix_eps = config.norm_eps if mix_eps is None else mix_eps
         self._connect, self._write = connect, write_streams
+
+    @staticmethod
+    def step(streams: Tensor, *arguments: Any) -> tuple[Step, Tensor]:
+        """A sublayer's coefficients from streams (B, T, S, D) and ``arguments``, and the streams handed on. Compiled: sees no index."""
+        raise NotImplementedError
+
+    def arguments(self, *, sublayer: int) -> tuple[Any, ...]:
+        """What ``step`` needs for ``sublayer`` (from 0) besides the streams: parameters, and constants that all sublayers share."""
+        raise NotImplementedError
 
     def build_sublayer(self, config: ModelConfig, *, sublayer: int) -> Sublayer:
         built = super().build_sublayer(config, sublayer=sublayer)
@@ -77,7 +86,7 @@ class HyperConnections(Residual):
         return Streams(embedding.unsqueeze(-2).expand(-1, -1, self.streams, -1).contiguous())
 
     def read(self, state: Streams, *, sublayer: int) -> tuple[Tensor, Any]:
-        branch_in, mix, write, streams = self._connect(state.x, type(self).step, *self.connections[sublayer].arguments())
+        branch_in, mix, write, streams = self._connect(state.x, self.step, *self.arguments(sublayer=sublayer))
         return branch_in, (streams, mix, write)
 
     def write(self, state: Streams, carry: Any, branch_out: Tensor, emitted: Any, *, sublayer: int) -> Streams:
@@ -106,12 +115,13 @@ class HyperConnections(Residual):
     def linear(self, state: Streams, *, sublayer: int, branch_out: Tensor | None = None) -> LinearForm:
         if sublayer == self.config.n_sublayer:
             return LinearForm(state.x.new_ones(1, 1, self.streams), None, None)
-        step, _ = type(self).step(state.x, *self.connections[sublayer].arguments())
+        with full_precision(state.x):
+            step, _ = self.step(state.x, *self.arguments(sublayer=sublayer))
         return LinearForm(*step)
 
     def no_decay_parameters(self) -> Iterable[nn.Parameter]:
         for connection in self.connections:
-            yield from connection.static_parameters()
+            yield from (parameter for name, parameter in connection.named_parameters() if name in self.exempt_from_decay)
 
 
 # Operations on streams ------------------------------------------------------------------------------------------------------------
@@ -172,7 +182,8 @@ class _Project(torch.autograd.Function):
         with full_precision(x):
             along_x = (dz * z).sum(-1, keepdim=True).mul_(scale.square()).div_(-x.shape[-1])  # through the norm
             dxw = (dz * scale).flatten(0, -2)
-            dx.addcmul_(x, along_x).flatten(0, -2).addmm_(dxw, weight)
+            dx = dx.contiguous().addcmul_(x, along_x)
+            dx.flatten(0, -2).addmm_(dxw, weight)
             return dx, dxw.mT @ x.flatten(0, -2), None
 
 
@@ -189,7 +200,7 @@ class _Read(torch.autograd.Function):
         streams, read = ctx.saved_tensors
         with full_precision(streams):
             dread = torch.bmm(_row(dh), streams.flatten(0, 1).mT).view_as(read)
-            return dstreams.addcmul_(read.unsqueeze(-1), dh.unsqueeze(-2)), dread
+            return dstreams.contiguous().addcmul_(read.unsqueeze(-1), dh.unsqueeze(-2)), dread
 
 
 class _Write(torch.autograd.Function):

@@ -15,12 +15,11 @@ Deviations
   benchmark does.
 - Paper, Algorithm 2: the inner norm is a LayerNorm, its OLMo runs use the model's norm without weight. Here: RMS without weight.
 - Reference benchmark: the final norm on each stream, then the sum; option ``norm_then_sum``.
-- Weight decay: as in the paper on W alone; A_m, A_r, B and the scalars are exempt.
+- Weight decay as in the paper: never on the static part, always on W.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -44,6 +43,7 @@ class HC(HyperConnections):
     """
 
     about = About("hyper-connections", "A_r'H + B'F(N(A_m'H))", "static + dynamic", "its own mix of n streams", "2409.19606")
+    exempt_from_decay = ("static_alpha", "static_beta")
 
     def __init__(
         self,
@@ -56,23 +56,31 @@ class HC(HyperConnections):
         mix_eps: float | None = None,
     ) -> None:
         super().__init__(config, streams=streams, scale_branch_init=scale_branch_init, norm_then_sum=norm_then_sum, mix_eps=mix_eps)
-        kind = DynamicConnection if dynamic else StaticConnection
         self.connections = nn.ModuleList(
-            kind(streams, config.d_model, self.mix_eps, sublayer=sublayer) for sublayer in range(config.n_sublayer)
+            Connection(streams, config.d_model, dynamic=dynamic, sublayer=sublayer) for sublayer in range(config.n_sublayer)
         )
 
+    def arguments(self, *, sublayer: int) -> tuple[Any, ...]:
+        own = self.connections[sublayer]
+        return own.static_alpha, own.static_beta, own.dynamic, own.scale_alpha, own.scale_beta, self.mix_eps
+
     @staticmethod
-    def step(streams: Tensor, static: tuple[Tensor, Tensor], dynamic: tuple[Tensor, Tensor, Tensor, float] | None) -> tuple[Step, Tensor]:
-        alpha, beta = static
+    def step(
+        streams: Tensor,
+        alpha: Tensor,
+        beta: Tensor,
+        dynamic: Tensor | None,
+        scale_alpha: Tensor | None,
+        scale_beta: Tensor | None,
+        eps: float,
+    ) -> tuple[Step, Tensor]:
         if dynamic is None:
             tokens = streams.shape[:2]
             alpha, beta = alpha.expand(*tokens, -1, -1), beta.expand(*tokens, -1)
         else:
-            weight, scale_alpha, scale_beta, eps = dynamic
-            z, streams = project(streams, weight, eps)
-            to_alpha, to_beta = z.tanh().split((len(weight) - 1, 1), -1)
-            alpha = alpha + scale_alpha * to_alpha
-            beta = beta + scale_beta * to_beta.squeeze(-1)
+            z, streams = project(streams, dynamic, eps)
+            to_alpha, to_beta = z.tanh().split((alpha.shape[1], 1), -1)
+            alpha, beta = alpha + scale_alpha * to_alpha, beta + scale_beta * to_beta.squeeze(-1)
         return Step(read=alpha[..., 0], mix=alpha[..., 1:].mT, write=beta), streams
 
     @classmethod
@@ -88,15 +96,17 @@ class HC(HyperConnections):
         return 2 * seq_len * 2 * shape.n_layer * streams * shape.d_model * (coefficients + 1 + streams + 1)
 
 
-class StaticConnection(nn.Module):
-    """One sublayer's A and B. ``sublayer`` counts from 0."""
+class Connection(nn.Module):
+    """One sublayer's coefficients. ``sublayer`` counts from 0."""
 
-    def __init__(self, streams: int, width: int, eps: float, *, sublayer: int) -> None:
+    def __init__(self, streams: int, width: int, *, dynamic: bool, sublayer: int) -> None:
         super().__init__()
         self.first_read = sublayer % streams
-        self.eps = eps
-        self.static_alpha = nn.Parameter(torch.empty(streams, streams + 1))  # [old stream s, (A_m | A_r to stream t)]
+        self.static_alpha = nn.Parameter(torch.empty(streams, streams + 1))  # [old stream, (A_m | A_r to each new stream)]
         self.static_beta = nn.Parameter(torch.empty(streams))
+        self.dynamic = nn.Parameter(torch.empty(streams + 2, width)) if dynamic else None  # rows: W_m, W_r to each new stream, W_beta
+        self.scale_alpha = nn.Parameter(torch.empty(())) if dynamic else None
+        self.scale_beta = nn.Parameter(torch.empty(())) if dynamic else None
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -104,29 +114,7 @@ class StaticConnection(nn.Module):
         self.static_alpha[self.first_read, 0] = 1
         self.static_alpha[:, 1:].fill_diagonal_(1)
         self.static_beta.fill_(1)
-
-    def static_parameters(self) -> Iterable[nn.Parameter]:
-        return self.static_alpha, self.static_beta
-
-    def arguments(self) -> tuple[Any, ...]:
-        return (self.static_alpha, self.static_beta), None
-
-
-class DynamicConnection(StaticConnection):
-    """With what each token adds to them."""
-
-    def __init__(self, streams: int, width: int, eps: float, *, sublayer: int) -> None:
-        super().__init__(streams, width, eps, sublayer=sublayer)
-        self.dynamic = nn.Parameter(torch.empty(streams + 2, width))  # rows: W_m, W_r to stream t, W_beta
-        self.scale_alpha = nn.Parameter(torch.empty(()))
-        self.scale_beta = nn.Parameter(torch.empty(()))
-
-    @torch.no_grad()
-    def reset_parameters(self) -> None:
-        super().reset_parameters()
-        self.dynamic.zero_()
-        self.scale_alpha.fill_(START_SCALE)
-        self.scale_beta.fill_(START_SCALE)
-
-    def arguments(self) -> tuple[Any, ...]:
-        return (self.static_alpha, self.static_beta), (self.dynamic, self.scale_alpha, self.scale_beta, self.eps)
+        if self.dynamic is not None:
+            self.dynamic.zero_()
+            self.scale_alpha.fill_(START_SCALE)
+            self.scale_beta.fill_(START_SCALE)

@@ -23,7 +23,6 @@ Deviations
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -50,6 +49,7 @@ class MHC(HyperConnections):
     """
 
     about = About("hyper-connections", "H_res H + H_post F(N(H_pre H))", "static + dynamic", "its own mix of n streams", "2512.24880")
+    exempt_from_decay = ("bias", "alpha")
 
     def __init__(
         self,
@@ -65,10 +65,14 @@ class MHC(HyperConnections):
         super().__init__(config, streams=streams, scale_branch_init=scale_branch_init, norm_then_sum=norm_then_sum, mix_eps=mix_eps)
         if iterations < 1:
             raise UserError(f"iterations is {iterations}: give a whole number of at least 1")
+        self.iterations = iterations
         self.connections = nn.ModuleList(
-            Connection(streams, config.d_model, self.mix_eps, iterations, bias_gap, sublayer=sublayer)
-            for sublayer in range(config.n_sublayer)
+            Connection(streams, config.d_model, bias_gap, sublayer=sublayer) for sublayer in range(config.n_sublayer)
         )
+
+    def arguments(self, *, sublayer: int) -> tuple[Any, ...]:
+        own = self.connections[sublayer]
+        return own.phi, own.bias, own.alpha, self.mix_eps, self.iterations
 
     @staticmethod
     def step(streams: Tensor, phi: Tensor, bias: Tensor, alpha: Tensor, eps: float, iterations: int) -> tuple[Step, Tensor]:
@@ -76,7 +80,8 @@ class MHC(HyperConnections):
         z, flat = project(streams.flatten(-2), phi, eps)
         scale = torch.cat((alpha[0].expand(n), alpha[1].expand(n), alpha[2].expand(n * n)))
         pre, post, res = torch.addcmul(bias, z, scale).split((n, n, n * n), -1)
-        return Step(pre.sigmoid(), sinkhorn(res.unflatten(-1, (n, n)), iterations), 2 * post.sigmoid()), flat.view_as(streams)
+        mix = sinkhorn(res.unflatten(-1, (n, n)), iterations)
+        return Step(read=pre.sigmoid(), mix=mix, write=2 * post.sigmoid()), flat.view_as(streams)
 
     @classmethod
     def params_extra(cls, shape: Any, *, streams: int = 4, **options: Any) -> int:
@@ -93,10 +98,10 @@ class MHC(HyperConnections):
 class Connection(nn.Module):
     """One sublayer's phi, b and alpha. ``sublayer`` counts from 0."""
 
-    def __init__(self, streams: int, width: int, eps: float, iterations: int, bias_gap: float, *, sublayer: int) -> None:
+    def __init__(self, streams: int, width: int, bias_gap: float, *, sublayer: int) -> None:
         super().__init__()
         self.first_read = sublayer % streams
-        self.streams, self.bias_gap, self.eps, self.iterations = streams, bias_gap, eps, iterations
+        self.streams, self.bias_gap = streams, bias_gap
         coefficients = streams**2 + 2 * streams
         self.phi = nn.Parameter(torch.empty(coefficients, streams * width))  # rows: pre, post, res with the new stream first
         self.bias = nn.Parameter(torch.empty(coefficients))
@@ -111,9 +116,3 @@ class Connection(nn.Module):
         pre.fill_(-self.bias_gap)[self.first_read] = self.bias_gap
         post.zero_()
         res.view(n, n).fill_(-self.bias_gap).fill_diagonal_(0)
-
-    def static_parameters(self) -> Iterable[nn.Parameter]:
-        return self.bias, self.alpha
-
-    def arguments(self) -> tuple[Any, ...]:
-        return self.phi, self.bias, self.alpha, self.eps, self.iterations
