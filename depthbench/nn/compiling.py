@@ -34,9 +34,10 @@ class RegionCompiler:
         """The compiled form of a plain function of tensors."""
         return self._compiled(function, function)
 
-    def module(self, module: nn.Module, kind: Any) -> None:
-        """Compiles a module's forward in place; its state_dict, its hooks and the modules that hold it do not notice."""
-        module.forward = MethodType(self._compiled(type(module).forward, kind), module)
+    def module(self, module: nn.Module, kind: Any, regions: tuple[str, ...] = ("forward",)) -> None:
+        """Compiles methods of a module in place; its state_dict, its hooks and the modules that hold it do not notice."""
+        for name in regions:
+            setattr(module, name, MethodType(self._compiled(getattr(type(module), name), (kind, name)), module))
 
     def _compiled(self, function: Callable, kind: Any) -> Callable:
         if kind not in self._kinds:

@@ -154,7 +154,7 @@ class LanguageModel(nn.Module):
         compiler = RegionCompiler(backend)
         for block in self.blocks:
             for sublayer in (block.attention, block.feed_forward):
-                compiler.module(sublayer, (type(sublayer), type(sublayer.core)))
+                compiler.module(sublayer, (type(sublayer), type(sublayer.core)), sublayer.regions)
         self.residual.compile_regions(compiler.function)
 
 

@@ -13,7 +13,7 @@ graph per block.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,8 @@ def to_compute_dtype(x: Tensor) -> Tensor:
 
 class Sublayer(nn.Module):
     """Input norm, core (attention or feed-forward), output norm; either norm may be None."""
+
+    regions: ClassVar[tuple[str, ...]] = ("forward",)  # the methods that torch.compile may take as a whole
 
     def __init__(self, norm: nn.Module | None, core: nn.Module, output_norm: nn.Module | None = None) -> None:
         super().__init__()
