@@ -9,14 +9,14 @@ import torch
 
 
 def norm(x, weight, eps):
-    mean_square = sum(value * value for value in x) / len(x)
+    mean_square = x.dot(x) / len(x)
     return weight * (x / (mean_square + eps) ** 0.5)
 
 
 def layer_norm(x, weight, eps):
-    mean = sum(x) / len(x)
-    variance = sum((value - mean) ** 2 for value in x) / len(x)
-    return weight * ((x - mean) / (variance + eps) ** 0.5)
+    centred = x - x.sum() / len(x)
+    variance = centred.dot(centred) / len(x)
+    return weight * (centred / (variance + eps) ** 0.5)
 
 
 def rotated(x, position):
