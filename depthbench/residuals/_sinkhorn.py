@@ -44,7 +44,7 @@ class _Sinkhorn(torch.autograd.Function):
         direct = m * r[-1] * c[-1] * _tokens_last(gradient)  # on log M, were r and c constants
         on_r = r[-1] * direct.sum(1, keepdim=True)  # r_i dL/d log r_i
         on_c = c[-1] * direct.sum(0, keepdim=True)  # c_i dL/d log c_i: the result has a part in it for the last i alone
-        through_sums = torch.zeros_like(m)
+        through_sums = torch.zeros_like(direct)
         for i in reversed(range(ctx.iterations)):  # r[i + 1] came from c[i], which came from r[i]
             on_c = on_c - (m * on_r).sum(0, keepdim=True) * c[i].square()
             through_sums.addcmul_(on_r, c[i]).addcmul_(r[i], on_c)
@@ -66,7 +66,7 @@ def _scaling(logits: Tensor, iterations: int) -> tuple[Tensor, list[Tensor], lis
 
 def _tokens_last(matrices: Tensor) -> Tensor:
     """(..., T, S) -> (T, S, N)"""
-    return matrices.flatten(0, -3).permute(1, 2, 0).contiguous()
+    return matrices.reshape(-1, *matrices.shape[-2:]).permute(1, 2, 0).contiguous()
 
 
 def _tokens_first(matrices_TSN: Tensor, like: Tensor) -> Tensor:

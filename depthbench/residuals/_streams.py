@@ -181,9 +181,9 @@ class _Project(torch.autograd.Function):
         x, weight, scale, z = ctx.saved_tensors
         with full_precision(x):
             along_x = (dz * z).sum(-1, keepdim=True).mul_(scale.square()).div_(-x.shape[-1])  # through the norm
-            dxw = (dz * scale).flatten(0, -2)
+            dxw = (dz * scale).reshape(-1, z.shape[-1])
             dx = dx.contiguous().addcmul_(x, along_x)
-            dx.flatten(0, -2).addmm_(dxw, weight)
+            dx.view(-1, x.shape[-1]).addmm_(dxw, weight)
             return dx, dxw.mT @ x.flatten(0, -2), None
 
 
@@ -216,7 +216,7 @@ class _Write(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dnew: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         streams, mix, write, branch_out = ctx.saved_tensors
-        dnew_NSD = dnew.contiguous().flatten(0, 1)
+        dnew_NSD = dnew.reshape(-1, *dnew.shape[2:])
         with full_precision(streams):
             dstreams = torch.bmm(mix.flatten(0, 1).mT, dnew_NSD).view_as(streams)
             dmix = torch.bmm(dnew_NSD, streams.flatten(0, 1).mT).view_as(mix)
@@ -228,4 +228,4 @@ class _Write(torch.autograd.Function):
 def _row(vectors: Tensor) -> Tensor:
     """(B, T, width) -> (N, 1, width). A row times a transposed matrix runs twice as fast as that matrix times a column, and strided
     rows would be multiplied one by one."""
-    return vectors.flatten(0, 1).contiguous().unsqueeze(1)
+    return vectors.reshape(-1, 1, vectors.shape[-1]).contiguous()
