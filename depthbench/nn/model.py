@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from depthbench import residuals
 from depthbench.nn.compiling import RegionCompiler
 from depthbench.nn.config import ModelConfig
-from depthbench.nn.layers import INIT_CUTOFF, INIT_STD, Embedding, Linear, RMSNorm
+from depthbench.nn.layers import INIT_CUTOFF, INIT_STD, Embedding, Linear
 from depthbench.nn.rotary import rotation_for
 from depthbench.nn.sublayer import Block
 from depthbench.residuals.base import Residual, State
@@ -43,7 +43,7 @@ class LanguageModel(nn.Module):
             Block(*(residual.build_sublayer(config, sublayer=sublayer) for sublayer in (2 * block, 2 * block + 1)))
             for block in range(config.n_layer)
         )
-        self.final_norm = RMSNorm(config.d_model, config.norm_eps)
+        self.final_norm = residual.build_final_norm(config)
         self.head = Linear(config.d_model, config.vocab_size)
         self.residual = residual
         self._scale_initialisation()

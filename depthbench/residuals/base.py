@@ -90,6 +90,10 @@ class Residual(nn.Module):
         core = SwiGLU(config) if sublayer % 2 else Attention(config)
         return Sublayer(RMSNorm(config.d_model, config.norm_eps), core)
 
+    def build_final_norm(self, config: ModelConfig) -> nn.Module:
+        """The norm before the head."""
+        return RMSNorm(config.d_model, config.norm_eps)
+
     def open(self, embedding: Tensor) -> State:
         """The state before the first block, from the embedding output (B, T, D)."""
         raise NotImplementedError
