@@ -4,9 +4,9 @@
 
 Straightforwardly, every mix reads all its sources, and in the backward pass autograd adds to the gradient of each of them again. Here:
 
-- *Two phases.* The queries w_k do not depend on the input. Mixes are taken in rounds of up to ``ROUND``; at its start, a round mixes the
-  sources known by then for all its queries at once, so each is read once per round. What a mix reads beyond them (sources stored
-  during the round, and a running sum that nobody reads later) is merged in by an online softmax.
+- *Two phases.* The queries w_k do not depend on the input. Mixes are taken in rounds; at its start, a round mixes the sources known by
+  then for all its queries at once, so each is read once per round. What a mix reads beyond them (sources stored during the round, and
+  a running sum that nobody reads later) is merged in by an online softmax. Rounds of sqrt(M) balance the two phases.
 - *Gradients are pulled.* The backward of a mix only leaves its gradient g_k, and delta_k = g_k . h_k, on a tape. When the node that
   registered a source runs, all mixes that read it have left theirs, and its gradient is one product:
 
@@ -25,6 +25,7 @@ N tokens (B T), D width, n sources, K mixes, M = 2L mixes in all. Mixes k count 
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
@@ -33,8 +34,6 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
-
-ROUND = 8  # mixes that share one reading of the sources before them
 
 
 def without_autocast(tensor: Tensor) -> AbstractContextManager:
@@ -72,11 +71,6 @@ class Rows:
         self.rstd[self.count] = rstd(self.values[self.count], self.eps)
         self.count += 1
         return row.data
-
-    def hold(self, sources: tuple[Tensor, ...]) -> bool:
-        """Whether these very tensors are all that is stored."""
-        mine = self.values[: self.count]
-        return len(sources) == self.count and all(a.data_ptr() == b.data_ptr() for a, b in zip(sources, mine, strict=True))
 
 
 class Round(NamedTuple):
@@ -148,10 +142,11 @@ class Tape:
 
     def _open_round(self, k: int) -> Round:
         """The round of mix k. Where rounds begin, and what is known there, depends on k alone: a restarted run rounds as the full one."""
-        groups = max(self.group_size, ROUND - ROUND % self.group_size)  # the multiple of whole groups that comes nearest to a round
+        length = max(8, math.isqrt(self.n_mix))
+        groups = max(self.group_size, length - length % self.group_size)  # a round takes whole groups; a group that is longer, whole rounds
         base = k // groups * groups
-        begin = base + (k - base) // ROUND * ROUND
-        start, stop = max(1, begin), min(begin + ROUND, base + groups, self.n_mix + 1)
+        begin = base + (k - base) // length * length
+        start, stop = max(1, begin), min(begin + length, base + groups, self.n_mix + 1)
         known = min(len(self.first), begin // self.group_size + 1)
         stored, weights = self.rows.values[:known], self.weights[start - 1 : stop - 1]
         logits = torch.bmm(stored, weights.T.expand(known, -1, -1)).mul_(self.rows.rstd[:known, :, None])  # (n, N, K)
@@ -267,7 +262,7 @@ class Register(Function):
         return None, None, *reversed(pulled)
 
 
-class Mix(Function):
+class DepthMix(Function):
     """(tape, k, the last tick, a running sum (B, T, D) or None) -> h_k (B, T, D). Only the running sum gets its gradient here."""
 
     @staticmethod

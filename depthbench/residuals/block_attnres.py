@@ -33,15 +33,16 @@ from depthbench.errors import UserError
 from depthbench.nn.config import ModelConfig
 from depthbench.nn.layers import RMSNorm
 from depthbench.nn.sublayer import Sublayer
-from depthbench.residuals._depth_mix import Begin, Mix, Register, Rows, Store, Tape, rstd
+from depthbench.residuals._depth_mix import Begin, DepthMix, Register, Rows, Store, Tape, rstd
 from depthbench.residuals.base import About, LinearForm, Residual
 
 
 class Cache:
-    """Where a state's sources lie, and of the run that made it its tape; both go on with later states, hence ``position``."""
+    """Where the closed sources of one state lie, and the tape of the run that made it. Both go on with later states, hence ``position``;
+    a state whose sources were exchanged finds that they are not these."""
 
-    def __init__(self, rows: Rows, tape: Tape | None = None, tick: Tensor | None = None, position: int = 0) -> None:
-        self.rows, self.tape, self.tick, self.position = rows, tape, tick, position
+    def __init__(self, rows: Rows, closed: tuple[Tensor, ...], tape: Tape | None, tick: Tensor | None, position: int) -> None:
+        self.rows, self.closed, self.tape, self.tick, self.position = rows, closed, tape, tick, position
 
 
 class Sources(NamedTuple):
@@ -92,7 +93,8 @@ class BlockAttnRes(Residual):
 
     def open(self, embedding: Tensor) -> Sources:
         rows = self._rows(embedding.shape)
-        return Sources((Store.apply(rows, embedding, None),), None, False, Cache(rows))
+        closed = (Store.apply(rows, embedding, None),)
+        return Sources(closed, None, False, Cache(rows, closed, None, None, 0))
 
     def begin(self, state: Sources, *, block: int) -> Sources:
         return self._at(state, 2 * block)
@@ -111,7 +113,7 @@ class BlockAttnRes(Residual):
             tick = Register.apply(tape, tick, closed[-1])
         else:
             running = branch_out.to(self.queries.dtype) if running is None else running + branch_out
-        return Sources(closed, running, False, Cache(cache.rows, tape, tick, tape.position))
+        return Sources(closed, running, False, Cache(cache.rows, closed, tape, tick, tape.position))
 
     def close(self, state: Sources, final_norm: nn.Module, *, block: int) -> Tensor:
         hidden = self.readout(state, block=block)
@@ -124,7 +126,7 @@ class BlockAttnRes(Residual):
         if state.newest_only or len(state.slots) == 1:
             return state.newest
         if self._current(state, sublayer):
-            return Mix.apply(state.cache.tape, sublayer, state.cache.tick, state.running)
+            return DepthMix.apply(state.cache.tape, sublayer, state.cache.tick, state.running)
         return torch.einsum("btn,nbtd->btd", self.weights(state, sublayer=sublayer), torch.stack(state.slots))
 
     def weights(self, state: Sources, *, sublayer: int) -> Tensor:
@@ -147,21 +149,19 @@ class BlockAttnRes(Residual):
 
     def _at(self, state: Sources, position: int) -> Sources:
         """The state with a tape for a run that goes on at mix ``position``; sources that lie elsewhere, or are not the last, are copied."""
-        rows = state.cache.rows
-        if not rows.hold(state.closed):
+        closed, rows = state.closed, state.cache.rows
+        if closed is not state.cache.closed or len(closed) != rows.count:
             rows = self._rows(state.newest.shape)
-            with torch.no_grad():
-                for source in state.closed:
-                    rows.append(source)
+            closed = tuple(Store.apply(rows, source, None) for source in closed)
         tape = Tape(rows, self.group_size, self.config.n_sublayer, position)
-        tick = Register.apply(tape, Begin.apply(tape, self.queries, self.key_norms), *state.closed)
-        return state._replace(cache=Cache(rows, tape, tick, position))
+        tick = Register.apply(tape, Begin.apply(tape, self.queries, self.key_norms), *closed)
+        return state._replace(closed=closed, cache=Cache(rows, closed, tape, tick, position))
 
     def _current(self, state: Sources, position: int) -> bool:
         """Whether the state is the newest of its run, and ``position`` where the run stands."""
         cache = state.cache
-        ours = cache.tape is not None and cache.position == cache.tape.position == position and cache.rows.count == len(state.closed)
-        return ours and cache.rows.values[cache.rows.count - 1].data_ptr() == state.closed[-1].data_ptr()
+        untouched = cache.tape is not None and cache.closed is state.closed and cache.rows.count == len(state.closed)
+        return untouched and cache.position == cache.tape.position == position
 
     # What probes and training ask for -----------------------------------------------------------------------------------------
 

@@ -24,40 +24,27 @@ class Sources(NamedTuple):
     newest_only: bool = False  # after a skip by the reference rule: the next mix is the newest source itself
 
 
-class Mix(nn.Module):
-    """One mix over sources: its query, zero at the start, and the weight of its key norm."""
-
-    def __init__(self, width: int, eps: float) -> None:
-        super().__init__()
-        self.eps = eps
-        self.query = nn.Parameter(torch.empty(width))
-        self.weight = nn.Parameter(torch.empty(width))
-
-    def reset_parameters(self) -> None:
-        nn.init.zeros_(self.query)
-        nn.init.ones_(self.weight)
-
-    def logits(self, sources: Tensor) -> Tensor:
-        """(..., D) -> (...)."""
-        scale = (sources.square().mean(-1, keepdim=True) + self.eps).rsqrt()
-        return (sources * scale * self.weight * self.query).sum(-1)
-
-
 class NaiveFullAttnRes(Residual):
     skip_rules = ("reference", "renormalise")
 
     def __init__(self, config) -> None:
         super().__init__(config)
-        self.mixes = nn.ModuleDict({str(k): Mix(config.d_model, config.norm_eps) for k in range(1, config.n_sublayer + 1)})
+        self.queries = nn.Parameter(torch.empty(config.n_sublayer, config.d_model))  # row k - 1 belongs to mix k
+        self.key_norms = nn.Parameter(torch.empty(config.n_sublayer, config.d_model))
 
-    def weights(self, state: Sources, sublayer: int) -> Tensor:
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.queries)
+        nn.init.ones_(self.key_norms)
+
+    def weights(self, state, sublayer: int) -> Tensor:
         """Share of each source in what ``sublayer`` reads, (n, B, T)."""
-        if state.newest_only or sublayer == 0:
+        if state.newest_only or len(state.sources) == 1:
             shares = torch.zeros_like(state.sources[..., 0])
             return torch.cat((shares[:-1], torch.ones_like(shares[-1:])))
-        return self.mixes[str(sublayer)].logits(state.sources).softmax(0)
+        scale = (state.sources.square().mean(-1, keepdim=True) + self.config.norm_eps).rsqrt()
+        return (state.sources * scale * self.key_norms[sublayer - 1] * self.queries[sublayer - 1]).sum(-1).softmax(0)
 
-    def mixed(self, state: Sources, sublayer: int) -> Tensor:
+    def mixed(self, state, sublayer: int) -> Tensor:
         return (self.weights(state, sublayer).unsqueeze(-1) * state.sources).sum(0)
 
     def open(self, embedding):
@@ -82,8 +69,8 @@ class NaiveFullAttnRes(Residual):
         return state._replace(newest_only=True) if self.skip_rule(rule) == "reference" else state
 
     def swap_parameters(self, blocks, *, block):
-        moving = {"inner_mix": self.mixes[str(2 * block + 1)], "right_mix": self.mixes[str(2 * block + 2)]}
-        own = {f"{role}.{name}": value for role, mix in moving.items() for name, value in mix.named_parameters()}
+        tables = {"query": self.queries, "key_norm": self.key_norms}
+        own = {f"{name}_{mix}": table[2 * block + mix] for name, table in tables.items() for mix in (0, 1)}  # inside, and on the right
         return super().swap_parameters(blocks, block=block) | own
 
     def linear(self, state, *, sublayer, branch_out=None):
@@ -94,36 +81,8 @@ class NaiveFullAttnRes(Residual):
         return LinearForm(read, kept_and_added[None, None, :, :-1], kept_and_added[None, None, :, -1])
 
     @classmethod
-    def params_extra(cls, shape):
+    def params_extra(cls, shape, **options):
         return 4 * shape.n_layer * shape.d_model
-
-
-class CachedSources(NamedTuple):
-    sources: Tensor  # (n, B, T, D)
-    logits: Tensor  # (2L, n, B, T): of each source in every mix; a cache, made from later weights
-    newest_only: bool = False
-
-
-class CachedFullAttnRes(NaiveFullAttnRes):
-    """The same function, with the logits of a source in all later mixes made once, when the source is."""
-
-    def all_logits(self, sources):
-        return torch.stack([mix.logits(sources) for mix in self.mixes.values()])
-
-    def weights(self, state, sublayer):
-        if state.newest_only or sublayer == 0:
-            return super().weights(state, sublayer)
-        return state.logits[sublayer - 1].softmax(0)
-
-    def open(self, embedding):
-        return CachedSources(embedding.unsqueeze(0), self.all_logits(embedding.unsqueeze(0)))
-
-    def begin(self, state, *, block):
-        return state._replace(logits=self.all_logits(state.sources))
-
-    def write(self, state, carry, branch_out, emitted, *, sublayer):
-        newest = branch_out.unsqueeze(0)
-        return CachedSources(torch.cat((state.sources, newest)), torch.cat((state.logits, self.all_logits(newest)), 1))
 
 
 NAIVE = NaiveFullAttnRes
