@@ -32,6 +32,8 @@ from depthbench.contract.precision import bf16_stays_near_fp32
 from depthbench.contract.state import (
     a_run_restarts_after_later_blocks_changed_places,
     a_run_restarts_at_every_boundary,
+    backward_may_come_in_any_order,
+    gradients_pass_every_boundary,
     states_are_never_changed,
     two_runs_from_one_state_keep_apart,
 )
@@ -48,6 +50,7 @@ __all__ = [
     "a_run_restarts_after_later_blocks_changed_places",
     "a_run_restarts_at_every_boundary",
     "any_batch_and_length_work",
+    "backward_may_come_in_any_order",
     "bf16_stays_near_fp32",
     "compiled_equals_eager",
     "depth_gradients_exist",
@@ -55,6 +58,7 @@ __all__ = [
     "every_parameter_gets_a_gradient",
     "every_parameter_is_in_the_graph_at_init",
     "extra_parameters_equal_their_formula",
+    "gradients_pass_every_boundary",
     "heads_may_be_shared_and_normed",
     "is_causal",
     "meta_build_equals_direct_build",

@@ -23,8 +23,8 @@ from depthbench.residuals.base import State, map_tensors
 
 @check
 def depth_states_and_readouts_exist(subject: Subject) -> None:
-    """Every boundary from 0 to L has a depth state of one width, which is what angles, norms and ranks are measured on, and a readout, the
-    single stream that an early exit reads; through the final norm, the last readout is what the head multiplies."""
+    """Every boundary from 0 to L has a depth state, of one width, on which angles, norms and ranks are measured, and a readout, the single
+    stream that an early exit reads. The last readout through the final norm is what the head multiplies, up to the eps of that norm."""
     model = subject.moved()
     state, width = model.embed(some_tokens()), None
     for block in range(model.config.n_layer + 1):
@@ -42,7 +42,10 @@ def depth_states_and_readouts_exist(subject: Subject) -> None:
     with model.final_norm.register_forward_pre_hook(lambda _, given: normed.append(given[0])):
         hidden = model.hidden(state)
     if sum(tensor.numel() for tensor in normed) <= readout.numel():  # else each stream is normed by itself, and there is no single one
-        require_near(model.final_norm(readout), hidden, EXACT, "the last readout through the final norm, against close")
+        through_norm = model.final_norm(readout)
+        lengths = [vectors.norm(dim=-1, keepdim=True) for vectors in (hidden, through_norm)]
+        require_near(hidden / lengths[0], through_norm / lengths[1], EXACT, "direction of close against the last readout, normed")
+        require_near(lengths[0] / lengths[1], torch.ones_like(lengths[0]), 0.01, "length of close against the last readout, normed")
 
 
 @check

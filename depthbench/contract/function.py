@@ -27,7 +27,7 @@ def every_parameter_gets_a_gradient(subject: Subject) -> None:
     """A parameter without a gradient is counted against the budget and never learns; often it is a path that was forgotten."""
     model = subject.moved()
     model(some_tokens()).square().sum().backward()
-    without = [name for name, parameter in model.named_parameters() if parameter.grad is None or not parameter.grad.abs().max() > 0]
+    without = [name for name, parameter in model.named_parameters() if parameter.grad is None or not parameter.grad.abs().max() > EXACT]
     require(not without, f"no gradient, or one of zero, away from the initial values: {listed(without)}")
     strange = [name for name, parameter in model.named_parameters() if not parameter.grad.isfinite().all()]
     require(not strange, f"a gradient that is not finite: {listed(strange)}")
@@ -71,7 +71,7 @@ def heads_may_be_shared_and_normed(subject: Subject) -> None:
         logits = model(some_tokens())
         require(logits.shape == (2, 6, SHAPE["vocab_size"]) and logits.isfinite().all(), f"{what}: logits of shape {tuple(logits.shape)}")
         logits.square().sum().backward()
-        without = [name for name, parameter in model.named_parameters() if parameter.grad is None or not parameter.grad.abs().max() > 0]
+        without = [name for name, parameter in model.named_parameters() if parameter.grad is None or not parameter.grad.abs().max() > EXACT]
         require(not without, f"{what}: no gradient for {listed(without)}")
 
 

@@ -4,8 +4,20 @@ from __future__ import annotations
 
 import torch
 
-from depthbench.contract.subject import EXACT, Subject, check, copied, gradients, require, require_near, same, some_tokens
-from depthbench.residuals.base import State
+from depthbench.contract.subject import (
+    EXACT,
+    Subject,
+    check,
+    combined,
+    copied,
+    gradients,
+    require,
+    require_near,
+    same,
+    some_tokens,
+    tensors_of,
+)
+from depthbench.residuals.base import State, map_tensors
 
 
 @check
@@ -66,7 +78,7 @@ def two_runs_from_one_state_keep_apart(subject: Subject) -> None:
     """From one state two runs may go on in turn, sublayer by sublayer: a buffer that both would write to is shared by mistake."""
     model, tokens = subject.moved(), some_tokens()
     expected = model(tokens)
-    expected_gradients = gradients(model, expected)
+    expected_of_other = model.logits(model.run(model.residual.skip(model.run(model.embed(tokens), 0, 1), block=1), 2))
     prefix = model.run(model.embed(tokens), 0, 1)
     other: list[State] = []
     turns = {  # after which sublayer of the one run the other does what: it skips block 1 and runs block 2
@@ -80,8 +92,45 @@ def two_runs_from_one_state_keep_apart(subject: Subject) -> None:
 
     with model.taps(take_turns):
         actual = model.logits(model.run(prefix, 1))
+    actual_of_other = model.logits(other[-1])
     require_near(actual, expected, EXACT, "logits of a run beside which another went on from the same state")
-    for name, gradient in gradients(model, actual).items():
-        require_near(gradient, expected_gradients[name], EXACT, f"gradient of {name} in such a run")
-    alone = model.run(model.residual.skip(model.run(model.embed(tokens), 0, 1), block=1), 2)
-    require_near(model.logits(other[-1]), model.logits(alone), EXACT, "logits of the other run, which skips block 1")
+    require_near(actual_of_other, expected_of_other, EXACT, "logits of the other run, which skips block 1")
+    expected_gradients = gradients(model, expected + expected_of_other)
+    for name, gradient in gradients(model, actual + actual_of_other).items():
+        require_near(gradient, expected_gradients[name], EXACT, f"gradient of {name} from both runs")
+
+
+@check
+def gradients_pass_every_boundary(subject: Subject) -> None:
+    """Cut at a boundary, backpropagation gives the same gradients: those on the state's tensors are all that the blocks before it need.
+    Jacobians are taken so, from a stored state through one block."""
+    model, tokens = subject.moved(), some_tokens()
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    expected = gradients(model, model(tokens))
+    for block in range(model.config.n_layer + 1):
+        state = model.run(model.embed(tokens), 0, block)
+        cut = map_tensors(lambda tensor: tensor.detach().requires_grad_(tensor.requires_grad), state)
+        attached = [(tensor, leaf) for tensor, leaf in zip(tensors_of(state), tensors_of(cut), strict=True) if leaf.requires_grad]
+        leaves = [leaf for _, leaf in attached]
+        loss = combined(model.logits(model.run(cut, block)))
+        later = torch.autograd.grad(loss, (*leaves, *parameters), allow_unused=True)
+        reached = [(tensor, on_it) for (tensor, _), on_it in zip(attached, later, strict=False) if on_it is not None]
+        require(reached, f"after block {block} no tensor of the state gets a gradient")
+        tensors, on_tensors = zip(*reached, strict=True)
+        earlier = torch.autograd.grad(tensors, parameters, on_tensors, allow_unused=True)
+        for name, before, after in zip(names, earlier, later[len(leaves) :], strict=True):
+            found = sum((part for part in (before, after) if part is not None), torch.zeros_like(expected[name]))
+            require_near(found, expected[name], EXACT, f"gradient of {name}, cut before block {block}")
+
+
+@check
+def backward_may_come_in_any_order(subject: Subject) -> None:
+    """Two forward passes may be there at once, and either's gradients be asked for first, or twice: micro-batches and probes do so. What a
+    backward pass needs belongs to its own forward pass."""
+    model, batches = subject.moved(), [some_tokens(seed=1), some_tokens(seed=2)]
+    expected = [gradients(model, model(tokens)) for tokens in batches]
+    logits = [model(tokens) for tokens in batches]
+    for number, which in enumerate((0, 1, 0)):
+        for name, gradient in gradients(model, logits[which], retain_graph=True).items():
+            what = ("the first of two passes", "the second of two passes", "the first of two passes, once more")[number]
+            require_near(gradient, expected[which][name], EXACT, f"gradient of {name} from {what}")

@@ -115,11 +115,17 @@ def copied(state: State) -> State:
     return map_tensors(lambda tensor: tensor.detach().clone(), state)
 
 
-def gradients(model: LanguageModel, logits: Tensor) -> dict[str, Tensor]:
-    """By name, the gradients of a fixed random combination of the logits. Every parameter must be part of the graph."""
-    direction = torch.randn(logits.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64).to(logits.dtype)
+def combined(logits: Tensor) -> Tensor:
+    """A fixed random combination of the logits."""
+    direction = torch.randn(logits.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    return (logits * direction.to(logits.dtype)).sum()
+
+
+def gradients(model: LanguageModel, logits: Tensor, *, retain_graph: bool = False) -> dict[str, Tensor]:
+    """By name, the gradients of ``combined`` logits. Every parameter must be part of the graph."""
     names, parameters = zip(*model.named_parameters(), strict=True)
-    found = dict(zip(names, torch.autograd.grad((logits * direction).sum(), parameters, allow_unused=True), strict=True))
+    values = torch.autograd.grad(combined(logits), parameters, allow_unused=True, retain_graph=retain_graph)
+    found = dict(zip(names, values, strict=True))
     missing = [name for name, gradient in found.items() if gradient is None]
     require(not missing, f"no path from {listed(missing)} to the output")
     return found
