@@ -5,17 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from depthbench.contract.subject import (
-    EXACT,
-    NotDefined,
-    Subject,
-    check,
-    fail,
-    require,
-    require_near,
-    some_tokens,
-    tensors_of,
-)
+from depthbench.contract.subject import EXACT, NotDefined, Subject, check, fail, require, require_near, some_tokens, tensors_of
 from depthbench.nn.layers import LayerNorm, RMSNorm
 from depthbench.nn.model import LanguageModel
 from depthbench.residuals.base import State, map_tensors
@@ -52,7 +42,8 @@ def depth_states_and_readouts_exist(subject: Subject) -> None:
 def depth_gradients_exist(subject: Subject) -> None:
     """The loss gradient on every boundary's depth state, from the gradients on the state's tensors: layer statistics record it while a
     model trains. Where the depth state only rearranges the state, it is the gradient in the same arrangement."""
-    model, residual = subject.moved(), subject.moved().residual
+    model, random = subject.moved(), torch.Generator().manual_seed(5)
+    residual = model.residual
     boundaries: dict[int, State] = {}
     caught: dict[int, Tensor] = {}
 
@@ -72,7 +63,7 @@ def depth_gradients_exist(subject: Subject) -> None:
         require(gradient.isfinite().all() and gradient.abs().max() > 0, f"at boundary {block} it is zero or not finite")
         tensors = tensors_of(state)
         if depth_state.numel() == sum(tensor.numel() for tensor in tensors):
-            along = map_tensors(lambda tensor: torch.randn(tensor.shape, dtype=tensor.dtype), state)
+            along = map_tensors(lambda tensor: torch.randn(tensor.shape, dtype=tensor.dtype, generator=random), state)
             on_depth_state = (gradient * residual.depth_state(along, block=block)).sum()
             on_tensors = sum((g * d).sum() for g, d in zip(tensors_of(on_state), tensors_of(along), strict=True))
             require_near(on_depth_state, on_tensors, 1e-10, f"at boundary {block}, the loss's derivative along a random direction")
