@@ -137,12 +137,12 @@ class DepthAttention(torch.autograd.Function):
         with torch.autocast(q.device.type, enabled=False):
             out, lse, extra = kernel.forward(q, k, v)
             keys, values = buffer.front(length, q.dtype)
-            logits = _product(_per_head(q, k), keys.mT).mul_(1 / math.sqrt(q.shape[-1]))
+            logits = _product(_per_head(q, k), keys.mT, scale=1 / math.sqrt(q.shape[-1]))
             shares = torch.cat((lse.reshape(*logits.shape[:2], 1), logits), -1).log_softmax(-1)
             lse = lse - shares[..., 0].view_as(lse)  # of both parts: a share's logarithm is what it stands for less the whole
             shares = shares.exp_()
-            of_sequence, shares = shares[..., 0].view_as(lse), shares[..., 1:].to(q.dtype)
-            out = torch.addcmul(_product(shares, values).view_as(q), out, of_sequence.unsqueeze(-1)).to(q.dtype)
+            of_sequence, shares = shares[..., 0].view_as(lse).unsqueeze(-1), shares[..., 1:].to(q.dtype)
+            out = _product(shares, values, onto=_per_head(out * of_sequence, k)).view_as(q).to(q.dtype)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(q, k, v, out, lse, shares)
         ctx.kernel, ctx.extra, ctx.buffer, ctx.length, ctx.first = kernel, extra, buffer, length, tick is None
@@ -151,17 +151,17 @@ class DepthAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad, _):
-        tape, of_unread = ctx.buffer.tape, ctx.needs_input_grad[6:]
+        tape, of_unread, shape = ctx.buffer.tape, ctx.needs_input_grad[6:], ctx.saved_tensors[1].shape
+        grads, of_writes = (None, None, None), (None,) * len(of_unread)
         with torch.autocast(ctx.saved_tensors[0].device.type, enabled=False):
-            grads = (None, None, None) if grad is None else DepthAttention._read(ctx, grad)
-            writes = len(of_unread) // 2
-            pulled = tape.gradients(ctx.length - writes, ctx.length) if any(of_unread) else None
+            if grad is not None:
+                grads = DepthAttention._read(ctx, grad.contiguous())
+            if any(of_unread) and tape.in_use:
+                pair = tape.gradients(ctx.length - len(of_unread) // 2, ctx.length)
+                of_writes = (write.reshape(shape) for of_kind in pair for write in of_kind.unbind(1))
         if ctx.first:
             tape.clear()
-        if pulled is None:
-            return None, None, *grads, None, *(None for _ in of_unread)
-        shape = ctx.saved_tensors[1].shape
-        return None, None, *grads, None, *(grad.view(shape) for of_kind in pulled for grad in of_kind)
+        return None, None, *grads, None, *of_writes
 
     @staticmethod
     def _read(ctx, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -169,65 +169,63 @@ class DepthAttention(torch.autograd.Function):
         q, k, v, out, lse, shares = ctx.saved_tensors
         grad_q, grad_k, grad_v = ctx.kernel.backward(grad, q, k, v, out, lse, ctx.extra)
         keys, values = ctx.buffer.front(ctx.length, q.dtype)
-        q_NGd, grad_NGd = _per_head(q, k), _per_head(grad, k)
+        grad_NGd = _per_head(grad, k)
         along_out = _per_head((grad * out).sum(-1, keepdim=True, dtype=lse.dtype), k)
-        grad_logits = _product(grad_NGd, values.mT).sub_(along_out).mul_(shares).mul_(1 / math.sqrt(q.shape[-1])).to(q.dtype)
-        grad_q = grad_q + _product(grad_logits, keys).view_as(q)
-        ctx.buffer.tape.add(q_NGd, grad_NGd, shares, grad_logits)
-        return grad_q.to(q.dtype), grad_k, grad_v
+        grad_logits = _product(grad_NGd, values.mT).sub_(along_out).mul_(shares)
+        grad_logits = ctx.buffer.tape.add(_per_head(q, k), grad_NGd, shares, grad_logits)
+        grad_q = _product(grad_logits, keys, onto=_per_head(grad_q, k), scale=1 / math.sqrt(q.shape[-1]))
+        return grad_q.view_as(q).to(q.dtype), grad_k, grad_v
 
 
 class Tape:
-    """What the readings of one backward pass leave for the gradients on the writes."""
+    """What the readings of one backward pass leave for the gradients on the writes.
+
+    Readings come with ever fewer writes. PAGE of them are kept as rows of one matrix per token and head. Before the next one comes, what
+    they add to the writes that are still open is summed.
+    """
 
     def __init__(self) -> None:
         self.clear()
 
     def clear(self) -> None:
-        self._task, self._pages = None, []
-
-    def add(self, q: Tensor, grad: Tensor, shares: Tensor, grad_logits: Tensor) -> None:
-        """A reading: its query and the gradient on its output (N, G, d), and its shares and the gradients on its logits (N, G, J)."""
-        if self._task != _backward_pass():  # an earlier pass that stopped half-way, or went another way through the graph
-            self._task, self._pages = _backward_pass(), []
-        if not self._pages or self._pages[-1].full:
-            self._pages.append(Page(q, shares))
-        self._pages[-1].add(q, grad, shares, grad_logits)
-
-    def gradients(self, first: int, last: int) -> tuple[Tensor, Tensor] | None:
-        """The gradients on the keys and the values of writes first, ..., last - 1, (last - first, N, d) each; None if there are none."""
-        if self._task != _backward_pass():
-            return None
-        parts = (page.gradients(first, last) for page in self._pages)
-        return tuple(sum(of_kind[1:], of_kind[0]).transpose(0, 1) for of_kind in map(list, zip(*parts, strict=True)))
-
-
-class Page:
-    """Up to PAGE readings, side by side. Readings come with ever fewer writes; rows of zeros stand for those to come."""
-
-    def __init__(self, q: Tensor, shares: Tensor) -> None:
-        self.count = 0
-        self.q, self.grad = (q.new_zeros(q.shape[0], PAGE, *q.shape[1:]) for _ in range(2))
-        self.shares, self.grad_logits = (q.new_zeros(q.shape[0], PAGE, *shares.shape[1:]) for _ in range(2))
+        self._pass: int | None = None
+        self._count = PAGE  # rows of the page that are in use
+        self._rows: tuple[Tensor, ...] = ()  # grad_logits, shares (N, PAGE, G, J), q, grad (N, PAGE, G, d); zeros where there is none yet
+        self._summed: tuple[Tensor, ...] = ()  # of the pages before: gradients on keys and values, (N, J, d)
 
     @property
-    def full(self) -> bool:
-        return self.count == PAGE
+    def in_use(self) -> bool:
+        """Whether it holds readings of the backward pass under way, not of one that stopped half-way or went another way."""
+        return self._pass == torch._C._current_graph_task_id()
 
-    def add(self, q: Tensor, grad: Tensor, shares: Tensor, grad_logits: Tensor) -> None:
-        self.q[:, self.count], self.grad[:, self.count] = q, grad
+    def add(self, q: Tensor, grad: Tensor, shares: Tensor, grad_logits: Tensor) -> Tensor:
+        """A reading: its query and the gradient on its output (N, G, d), its shares and the gradients on its scaled logits (N, G, J).
+
+        Gives back the latter in q's precision.
+        """
+        if not self.in_use:
+            self.clear()
+            self._pass = torch._C._current_graph_task_id()
         writes = shares.shape[-1]
-        self.shares[:, self.count, :, :writes], self.grad_logits[:, self.count, :, :writes] = shares, grad_logits
-        self.count += 1
+        if self._count == PAGE:
+            if self._rows:
+                self._summed = self.gradients(0, writes)
+            self._count, self._rows = 0, tuple(q.new_zeros(len(row), PAGE, *row.shape[1:]) for row in (shares, shares, q, grad))
+        rows = [of_page[:, self._count] for of_page in self._rows]
+        rows[:2] = (row[..., :writes] for row in rows[:2])
+        for row, part in zip(rows, (grad_logits, shares, q, grad), strict=True):
+            row.copy_(part)
+        self._count += 1
+        return rows[0]
 
     def gradients(self, first: int, last: int) -> tuple[Tensor, Tensor]:
-        pairs = ((self.grad_logits, self.q), (self.shares, self.grad))
-        return tuple(_product(weights.flatten(1, 2)[..., first:last].mT, rows.flatten(1, 2)) for weights, rows in pairs)
-
-
-def _backward_pass() -> int:
-    """A number of the backward pass under way, which no other has."""
-    return torch._C._current_graph_task_id()
+        """The gradients on the keys and on the values of writes first, ..., last - 1, (N, last - first, d) each."""
+        grad_logits, shares, q, grad = (rows.flatten(1, 2) for rows in self._rows)
+        of_keys = _product(grad_logits[..., first:last].mT, q, scale=1 / math.sqrt(q.shape[-1]))
+        of_values = _product(shares[..., first:last].mT, grad)
+        for total, summed in zip((of_keys, of_values), self._summed, strict=False):
+            total += summed[:, first:last]
+        return of_keys, of_values
 
 
 def _per_head(x_BTHd: Tensor, k_BTKd: Tensor) -> Tensor:
@@ -236,8 +234,9 @@ def _per_head(x_BTHd: Tensor, k_BTKd: Tensor) -> Tensor:
     return x_BTHd.reshape(-1, x_BTHd.shape[2] // n_kv_head, x_BTHd.shape[3])
 
 
-def _product(a: Tensor, b: Tensor) -> Tensor:
-    """A batch of matrix products; of halves, summed and given back in fp32."""
+def _product(a: Tensor, b: Tensor, *, onto: Tensor | None = None, scale: float = 1.0) -> Tensor:
+    """scale a b, a batch of matrix products, added to ``onto``, in its place where it can be; of halves, summed and given in fp32."""
     if a.dtype in (torch.float32, torch.float64):
-        return torch.bmm(a, b)
-    return torch.bmm(a, b, out_dtype=torch.float32) if a.is_cuda else torch.bmm(a.float(), b.float())
+        return torch.baddbmm(a.new_empty(()), a, b, beta=0, alpha=scale) if onto is None else onto.baddbmm_(a, b, alpha=scale)
+    product = torch.bmm(a, b, out_dtype=torch.float32) if a.is_cuda else torch.bmm(a.float(), b.float())
+    return product.mul_(scale) if onto is None else product.mul_(scale).add_(onto)

@@ -6,8 +6,8 @@ Pre-LN, and at block b, token t the attention's softmax also runs over the 2b wr
     depth logits     q_t . kappa_{j,t} / sqrt(d),  j = attention and feed-forward of blocks 0, ..., b-1
 
 Source: arXiv 2603.15619. Attention writes its keys and values, feed-forward those of an extra projection of its normed input. Depth
-keys are stored after the writer's K-norm and before rotation, and are read un-rotated by rotated queries. The last feed-forward writes
-nothing.
+keys are stored after the writer's K-norm and before rotation (after it with ``rotate_depth_keys``), and are read as they are by rotated
+queries. The last feed-forward writes nothing.
 B batch, T time, D width, H query heads, K key/value heads, d head width, J depth slots.
 """
 
@@ -22,7 +22,7 @@ from torch import Tensor
 from depthbench.nn.attention import Attention
 from depthbench.nn.feed_forward import SwiGLU
 from depthbench.nn.layers import Linear
-from depthbench.nn.rotary import rotate
+from depthbench.nn.rotary import rotate, rotation_for
 from depthbench.nn.sublayer import Sublayer
 from depthbench.residuals.base import SingleStream
 
@@ -34,10 +34,12 @@ class DepthCache(NamedTuple):
 
 
 class DepthAttention(Attention):
+    rotate_depth_keys = False
+
     def forward(self, x_BTD, carry, rotation):
-        q, k, v = self.project(x_BTD)
-        emitted = (k, v)
-        q, k = rotate(q, rotation), rotate(k, rotation)
+        q, plain_k, v = self.project(x_BTD)
+        q, k = rotate(q, rotation), rotate(plain_k, rotation)
+        emitted = (k if self.rotate_depth_keys else plain_k, v)
         group, length = q.shape[2] // k.shape[2], q.shape[1]
         k, v, depth_k, depth_v = (heads.repeat_interleave(group, dim=-2) for heads in (k, v, *carry))
         later = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
@@ -65,14 +67,16 @@ class WritingSwiGLU(SwiGLU):
 class NaiveMoDA(SingleStream):
     skip_rules = ("zeros", "dropped")  # whether a skipped block's two slots still take part in the softmax
 
-    def __init__(self, config) -> None:
+    def __init__(self, config, *, rotate_depth_keys: bool = False) -> None:
         super().__init__(config)
+        self.rotate_depth_keys = rotate_depth_keys
         self.key_norms = {}  # block -> its attention's K-norm, which its feed-forward's keys use too
 
     def build_sublayer(self, config, *, sublayer):
         plain = super().build_sublayer(config, sublayer=sublayer)
         if sublayer % 2 == 0:
             core = DepthAttention(config)
+            core.rotate_depth_keys = self.rotate_depth_keys
             self.key_norms[sublayer // 2] = core.k_norm
         else:
             core = WritingSwiGLU(config) if sublayer < config.n_sublayer - 1 else SwiGLU(config)
@@ -90,8 +94,9 @@ class NaiveMoDA(SingleStream):
         if emitted is not None:
             key, value = emitted
             norm = self.key_norms[sublayer // 2]
-            if sublayer % 2 and norm is not None:
-                key = norm(key)
+            if sublayer % 2:
+                key = key if norm is None else norm(key)
+                key = rotate(key, rotation_for(branch_out, self.config.head_dim)) if self.rotate_depth_keys else key
             keys, values = torch.cat((keys, key.unsqueeze(0))), torch.cat((values, value.unsqueeze(0)))
         return DepthCache(state.x + branch_out, keys, values)
 
@@ -102,7 +107,7 @@ class NaiveMoDA(SingleStream):
         return state._replace(keys=torch.cat((state.keys, slots)), values=torch.cat((state.values, slots)))
 
     @classmethod
-    def params_extra(cls, shape):
+    def params_extra(cls, shape, **options):
         return (shape.n_layer - 1) * 2 * shape.d_model * shape.n_kv_head * shape.head_dim
 
 
