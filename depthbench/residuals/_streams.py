@@ -101,6 +101,12 @@ class HyperConnections(Residual):
     def readout(self, state: Streams, *, block: int) -> Tensor:
         return state.x.sum(-2)
 
+    def stream(self, state: Streams) -> Tensor:
+        return state.x
+
+    def with_stream(self, state: Streams, stream: Tensor) -> Streams:
+        return Streams(stream)
+
     def skip(self, state: Streams, *, block: int, rule: str | None = None) -> Streams:
         self.skip_rule(rule)
         return state

@@ -1,13 +1,14 @@
 """Hyper-Connections: n residual streams; every sublayer learns what to read, how to mix the streams, and where to write.
 
-    A_m = A_m,static + s_alpha tanh(H' W_m),   A_r = A_r,static + s_alpha tanh(H' W_r),   B = B_static + s_beta tanh(H' W_beta)
-    h   = sum_s A_m[s] H_s,                    H+_t = sum_s A_r[s, t] H_s + B[t] F_k(N_k(h))
+    A_m = A_m,static + s_alpha tanh(rms(H) W_m),   A_r = A_r,static + s_alpha tanh(rms(H) W_r)
+    B   = B_static + s_beta tanh(rms(H) W_beta)
+    h   = sum_s A_m[s] H_s,      H+_t = sum_s A_r[s, t] H_s + B[t] F_k(N_k(h))
 
     open: all H_s are the embedding;   hidden = N(sum_s H_s);   start: W = 0, B = 1, A_r = I, A_m = e_(k mod n), s = 0.01
 
 Source: arXiv 2409.19606, sections 2 and 3, Eq. 14 (start), Algorithm 2.
-Shapes: H (n, D) per token; H' each stream over its root mean square; W_m, W_beta (D), W_r (D, n); k the sublayer from 0. Row s of the
-coefficients comes from stream s alone. A_r's first index is the old stream, that of ``Step.mix`` the new one.
+Shapes: H (n, D) per token; rms divides each stream by its root mean square; W_m, W_beta (D), W_r (D, n); k the sublayer from 0. Row s of
+the coefficients comes from stream s alone. A_r's first index is the old stream, that of ``Step.mix`` the new one.
 
 Deviations
 - Paper: the std of the branches' output matrices is scaled by sqrt(n) at the start, in a direction that it does not state. Either way
@@ -42,7 +43,7 @@ class HC(HyperConnections):
     mix_eps: eps of the norm that the coefficients are computed from (null: norm_eps)
     """
 
-    about = About("hyper-connections", "A_r'H + B'F(N(A_m'H))", "static + dynamic", "its own mix of n streams", "2409.19606")
+    about = About("hyper-connections", "A_r'H + B'F(N(A_m'H))", "dynamic", "its own mix of n streams", "2409.19606")
     exempt_from_decay = ("static_alpha", "static_beta")
 
     def __init__(

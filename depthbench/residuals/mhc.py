@@ -48,7 +48,7 @@ class MHC(HyperConnections):
     mix_eps: eps of the norm that the coefficients are computed from (null: norm_eps)
     """
 
-    about = About("hyper-connections", "H_res H + H_post F(N(H_pre H))", "static + dynamic", "its own mix of n streams", "2512.24880")
+    about = About("hyper-connections", "H_res H + H_post F(N(H_pre H))", "dynamic", "its own mix of n streams", "2512.24880")
     exempt_from_decay = ("bias", "alpha")
 
     def __init__(

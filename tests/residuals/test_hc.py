@@ -125,6 +125,15 @@ def test_streams_are_identical_at_the_start_and_separate_in_training():
     assert embedded == 0 and min(later) > 1e-6
 
 
+def test_the_start_reads_one_stream_in_turn_keeps_all_apart_and_writes_to_all():
+    model = build_model("hc", **SMALL)
+    state = model.embed(some_tokens(model))
+    for sublayer in range(6):
+        read, mix, write = model.residual.linear(state, sublayer=sublayer)
+        assert torch.equal(read, torch.eye(4)[sublayer % 4].expand(2, 6, 4))
+        assert torch.equal(mix, torch.eye(4).expand(2, 6, 4, 4)) and torch.equal(write, torch.ones(2, 6, 4))
+
+
 # Options, counts, weight decay ----------------------------------------------------------------------------------------------------
 
 
