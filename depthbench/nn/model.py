@@ -6,6 +6,7 @@ B batch, T time, D width, V vocabulary, L blocks. Blocks, sublayers and boundari
 from __future__ import annotations
 
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -48,6 +49,7 @@ class LanguageModel(nn.Module):
         self.residual = residual
         self._scale_initialisation()
         self._taps: tuple[Tap, ...] = ()
+        self._left_out: dict[int, str | None] = {}  # block -> skip rule
 
     # The walk -----------------------------------------------------------------------------------------------------------------
 
@@ -60,14 +62,23 @@ class LanguageModel(nn.Module):
 
     def run(self, state: State, start: int = 0, stop: int | None = None) -> State:
         """The state after blocks start, ..., stop - 1 (default: all), from the state before ``start``, which is left as it was."""
+        return deque(self.boundaries(state, start, stop), maxlen=1).pop()
+
+    def boundaries(self, state: State, start: int = 0, stop: int | None = None) -> Iterator[State]:
+        """As ``run``, but every state on the way: the one before ``start``, ready to go on from, and that after each block."""
         stop = self.config.n_layer if stop is None else stop
         if not 0 <= start <= stop <= self.config.n_layer:
             raise ValueError(f"blocks [{start}, {stop}) lie outside a model of {self.config.n_layer}")
         state = self.residual.begin(state, block=start)
+        yield state
         for block in range(start, stop):
-            state = self._step(state, self.blocks[block].attention, 2 * block)
-            state = self._step(state, self.blocks[block].feed_forward, 2 * block + 1)
-        return state
+            if block in self._left_out:
+                state = self.residual.skip(state, block=block, rule=self._left_out[block])
+                state = self.residual.begin(state, block=block + 1)
+            else:
+                state = self._step(state, self.blocks[block].attention, 2 * block)
+                state = self._step(state, self.blocks[block].feed_forward, 2 * block + 1)
+            yield state
 
     def hidden(self, state: State) -> Tensor:
         """What the head multiplies, (B, T, D), from the state after the last block."""
@@ -105,13 +116,34 @@ class LanguageModel(nn.Module):
             self._taps = before
 
     @contextmanager
+    def skipped(self, block: int, rule: str | None = None) -> Iterator[None]:
+        """Block ``block`` (from 0) left out of every run inside the ``with``, by one of the design's skip rules (None: its default).
+
+        Works on values of the depth state; no forward is replaced. Raises ValueError for a block that is not there, UserError for an
+        unknown rule.
+        """
+        self._require(block)
+        before = self._left_out
+        self._left_out = {**before, block: self.residual.skip_rule(rule)}
+        try:
+            yield
+        finally:
+            self._left_out = before
+
+    @contextmanager
     def swapped(self, first: int, second: int) -> Iterator[None]:
         """Blocks ``first`` and ``second`` (from 0) exchanged inside the ``with`` by the design's rule, and put back bit for bit."""
+        self._require(first, second)
         self.residual.swap(self.blocks, first=first, second=second)
         try:
             yield
         finally:
             self.residual.swap(self.blocks, first=first, second=second)
+
+    def _require(self, *blocks: int) -> None:
+        for block in blocks:
+            if not 0 <= block < self.config.n_layer:
+                raise ValueError(f"there is no block {block} in a model of {self.config.n_layer}")
 
     # Parameters ---------------------------------------------------------------------------------------------------------------
 

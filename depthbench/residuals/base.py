@@ -79,6 +79,9 @@ class Residual(nn.Module):
     about: ClassVar[About] = About("your own", "not stated", "not stated", "not stated", "")
     skip_rules: ClassVar[tuple[str, ...]] = ("identity",)  # what ``skip`` accepts as ``rule``; the first is the default
 
+    no_state_map: ClassVar[str] = ""  # why a block is no map from depth state to depth state; empty where it is one
+    slots: ClassVar[str] = "stream"  # what the slots of ``linear`` are: the one "stream", "streams" that are mixed, or "sources"
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
@@ -145,6 +148,15 @@ class Residual(nn.Module):
             raise unknown("skip rule", rule, self.skip_rules)
         return rule or self.skip_rules[0]
 
+    def stream(self, state: State) -> Tensor:
+        """What of the state a block is a map of, (B, T, D) or, where a token has several such vectors, (B, T, n, D): flattened over n it
+        is the depth state, unless ``no_state_map`` says otherwise."""
+        raise NotImplementedError
+
+    def with_stream(self, state: State, stream: Tensor) -> State:
+        """The state with that replaced and all else held."""
+        raise NotImplementedError
+
     def swap_parameters(self, blocks: nn.ModuleList, *, block: int) -> dict[str, Tensor]:
         """What moves when ``block`` (from 0) changes places with another, by role. Default: all parameters inside the block."""
         return dict(blocks[block].named_parameters())
@@ -203,6 +215,12 @@ class SingleStream(Residual):
 
     def readout(self, state: State, *, block: int) -> Tensor:
         return state.x
+
+    def stream(self, state: State) -> Tensor:
+        return state.x
+
+    def with_stream(self, state: State, stream: Tensor) -> State:
+        return state._replace(x=stream)
 
     def skip(self, state: State, *, block: int, rule: str | None = None) -> State:
         self.skip_rule(rule)
