@@ -33,7 +33,7 @@ from depthbench.errors import UserError
 from depthbench.nn.config import ModelConfig
 from depthbench.nn.layers import RMSNorm
 from depthbench.nn.sublayer import Sublayer
-from depthbench.residuals._depth_mix import Begin, DepthMix, Register, Rows, Store, Tape, rstd
+from depthbench.residuals._depth_mix import Begin, DepthMix, Register, Rows, Store, Tape, rstd, without_autocast
 from depthbench.residuals.base import About, LinearForm, Residual
 
 
@@ -127,7 +127,8 @@ class BlockAttnRes(Residual):
             return state.newest
         if self._current(state, sublayer):
             return DepthMix.apply(state.cache.tape, sublayer, state.cache.tick, state.running)
-        return torch.einsum("btn,nbtd->btd", self.weights(state, sublayer=sublayer), torch.stack(state.slots))
+        with without_autocast(state.newest):  # as the equation says: a state that is not where its run stands is read rarely
+            return torch.einsum("btn,nbtd->btd", self.weights(state, sublayer=sublayer), torch.stack(state.slots))
 
     def weights(self, state: Sources, *, sublayer: int) -> Tensor:
         """The share of each slot in that mix, (B, T, n)."""
@@ -136,7 +137,7 @@ class BlockAttnRes(Residual):
             one = torch.zeros_like(slots[..., 0])
             one[-1] = 1.0
             return one.movedim(0, -1)
-        with torch.autocast(slots.device.type, enabled=False):
+        with without_autocast(slots):
             query = self.queries[sublayer - 1] * self.key_norms[sublayer - 1]
             return ((slots @ query) * rstd(slots, self.mix_eps)).movedim(0, -1).softmax(-1)
 
