@@ -233,7 +233,9 @@ def test_runs_from_one_state_add_up_their_gradients():
     def loss(model, tokens):
         state = model.run(model.embed(tokens), 0, 2)
         skipped = model.run(model.residual.skip(state, block=2), 3)
-        return loss_of(model.logits(model.run(state, 2))) + 2 * loss_of(model.logits(skipped)) + loss_of(model.logits(model.run(state, 2)))
+        last = model.run(state, 2, 3)
+        runs = (model.run(state, 2), skipped, model.run(last, 3), model.run(last, 3))
+        return sum(weight * loss_of(model.logits(run)) for weight, run in enumerate(runs, 1))
 
     assert_same_gradients(loss)
 
@@ -302,14 +304,21 @@ def test_a_run_without_gradients_leaves_nothing_on_the_tape_and_one_with_them_cl
         state = model.run(model.embed(some_tokens(model)))
         again = model.run(model.embed(some_tokens(model)), 0, 2)
     assert state.memory.tick is None and again.memory.read == 0
-    with torch.inference_mode():
-        model.run(model.embed(some_tokens(model)), 0, 2)
     state = model.run(model.embed(some_tokens(model)))
     tape = state.memory.buffer.tape
     assert state.memory.tick.requires_grad
     loss_of(model.logits(state)).backward()
     assert tape._rows == tape._summed == ()
     assert not tape.in_use
+
+
+@torch.no_grad()
+def test_a_state_from_inference_mode_goes_on_outside():
+    model = model_of()
+    tokens = some_tokens(model)
+    with torch.inference_mode():
+        state = model.run(model.embed(tokens), 0, 1)
+    assert_near(model.logits(model.run(state, 1)), model(tokens), 1e-14)
 
 
 def test_a_state_from_one_precision_goes_on_in_another():
@@ -327,14 +336,15 @@ def test_a_state_from_one_precision_goes_on_in_another():
 
 
 def test_bf16_autocast_stays_near_fp32_in_its_gradients_too():
-    model = build_model("moda", **SMALL | {"n_layer": PAGE + 4, "qk_norm": True})
-    randomise(model, spread=0.05)
+    torch.manual_seed(0)
+    model = randomise(build_model("moda", **SMALL | {"n_layer": PAGE + 4, "qk_norm": True}), spread=0.05)
     parameters, tokens = dict(model.named_parameters()), some_tokens(model, length=16)
     expected = gradients(model(tokens), parameters)
     with torch.autocast("cpu", torch.bfloat16):
         found = gradients(model(tokens), parameters)
-    for name, gradient in expected.items():
-        assert (found[name] - gradient).norm() < 0.1 * gradient.norm(), name
+    for kind in {name.split(".", 2)[-1] for name in parameters}:  # of all blocks together: single ones may be small
+        mine, theirs = (torch.cat([of[name].flatten() for name in of if name.endswith(kind)]) for of in (found, expected))
+        assert (mine - theirs).norm() < 0.1 * theirs.norm(), kind
 
 
 # The pieces -----------------------------------------------------------------------------------------------------------------------
