@@ -49,6 +49,7 @@ class LanguageModel(nn.Module):
         self.residual = residual
         self._scale_initialisation()
         self._taps: tuple[Tap, ...] = ()
+        self._compiled = False
         self._left_out: dict[int, str | None] = {}  # block -> skip rule
 
     # The walk -----------------------------------------------------------------------------------------------------------------
@@ -188,6 +189,16 @@ class LanguageModel(nn.Module):
             for sublayer in (block.attention, block.feed_forward):
                 compiler.module(sublayer, (type(sublayer), type(sublayer.core)), sublayer.regions)
         self.residual.compile_regions(compiler.function)
+        self._compiled = True
+
+    def eager(self) -> LanguageModel:
+        """This model without compiled regions: itself where there are none, else one that shares its weights, in eval mode where it is."""
+        if not self._compiled:
+            return self
+        with torch.device("meta"):
+            twin = LanguageModel(self.config, type(self.residual), self.options)
+        twin.load_state_dict(self.state_dict(keep_vars=True), assign=True)
+        return twin.train(self.training)
 
 
 def build_model(

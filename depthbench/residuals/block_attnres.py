@@ -27,7 +27,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from depthbench.errors import UserError
 from depthbench.nn.config import ModelConfig
@@ -69,6 +68,8 @@ class BlockAttnRes(Residual):
 
     about = About("attention residuals", "sum_i a_i b_i; b_g + F(N(h))", "dynamic", "sums of earlier groups and of its own", "2603.15031")
     skip_rules = ("reference", "renormalise")
+    no_state_map = "a block reads each of its sources with weights of its own: it is no map from one depth state to the next"
+    slots = "sources"
 
     def __init__(self, config: ModelConfig, *, group_size: int | None = None, mix_eps: float | None = None) -> None:
         super().__init__(config)
@@ -88,6 +89,9 @@ class BlockAttnRes(Residual):
     def build_sublayer(self, config: ModelConfig, *, sublayer: int) -> Sublayer:
         plain = super().build_sublayer(config, sublayer=sublayer)
         return Sublayer(RMSNorm(config.d_model, self.mix_eps), plain.core) if sublayer else plain
+
+    def build_final_norm(self, config: ModelConfig) -> RMSNorm:
+        return RMSNorm(config.d_model, self.mix_eps)
 
     # The forward pass ---------------------------------------------------------------------------------------------------------
 
@@ -114,10 +118,6 @@ class BlockAttnRes(Residual):
         else:
             running = branch_out.to(self.queries.dtype) if running is None else running + branch_out
         return Sources(closed, running, False, Cache(cache.rows, closed, tape, tick, tape.position))
-
-    def close(self, state: Sources, final_norm: nn.Module, *, block: int) -> Tensor:
-        hidden = self.readout(state, block=block)
-        return F.rms_norm(hidden, final_norm.weight.shape, final_norm.weight, self.mix_eps)
 
     # The mix ------------------------------------------------------------------------------------------------------------------
 
@@ -178,6 +178,15 @@ class BlockAttnRes(Residual):
 
     def readout(self, state: Sources, *, block: int) -> Tensor:
         return self.mix(state, sublayer=2 * block)
+
+    def stream(self, state: Sources) -> Tensor:
+        """The newest source, or the running sum."""
+        return state.newest
+
+    def with_stream(self, state: Sources, stream: Tensor) -> Sources:
+        if state.running is None:
+            return state._replace(closed=(*state.closed[:-1], stream))
+        return state._replace(running=stream)
 
     def skip(self, state: Sources, *, block: int, rule: str | None = None) -> Sources:
         """``reference``: a boundary mix that reads next becomes its newest source; where none does, no group is opened: what came before
