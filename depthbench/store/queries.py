@@ -69,6 +69,10 @@ LAYER_STATS = f"""
     )
     GROUP BY layer, place * least($buckets, total) // total ORDER BY step, layer"""
 
+PROBES = f"""
+    SELECT run_id, {", ".join(TABLES["probes"])} FROM probes WHERE $probes IS NULL OR list_contains($probes, probe)
+    ORDER BY run_id, step, probe, rule, metric, i, j"""
+
 
 def latest_run_row(snapshot: Snapshot) -> dict | None:
     """The run's row as Python values (None for null), of a snapshot of one run; None where it has none yet."""

@@ -109,6 +109,17 @@ class Store:
         chosen = {"metric": metric, "site": site, "direction": direction, "buckets": buckets or _ALL}
         return self._frame([run_id], "layer_stats", queries.LAYER_STATS, chosen)
 
+    # ---- probes
+
+    def probes(self, run_ids: Sequence[str], probes: Sequence[str] | None = None) -> pd.DataFrame:
+        """What the layer probes gave, by run, step, probe, rule, metric, i and j: ``run_id`` and the columns of table ``probes``.
+
+        Every row of a measurement has its ``measured_at`` (UTC) and what it was taken on: ``windows`` held-out windows of ``length``
+        tokens. Of a probe that was repeated at a step, by the same skip rule, only the latest measurement is returned. ``probes``: these
+        alone. A probe that has no meaning for the run's design is one row of status ``not_defined``, its ``note`` the reason.
+        """
+        return self._frame(run_ids, "probes", queries.PROBES, {"probes": None if probes is None else list(probes)})
+
     # ---- any table
 
     def rows(self, table: str, run_ids: Sequence[str]) -> pd.DataFrame:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 # Goes up by one with every change of the tables. It is stored in each run row: a reader refuses a newer one, and reads an older one
 # with the columns and tables it lacks empty.
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 STATUSES = ("running", "finished", "failed", "diverged", "interrupted")
 
@@ -19,12 +19,12 @@ _TYPES = {
     "BIGINT": """
         attempt schema_version resumed_from_step step tokens layer i j n n_tokens
         n_layer d_model n_head n_kv_head head_dim d_ff vocab_size params_total params_backbone params_extra budget_params
-        seq_len batch_tokens tokens_planned seed n_device""",
+        seq_len batch_tokens tokens_planned seed n_device windows length""",
     "DOUBLE": "value stderr wall_s ratio ratio_requested lr",
     "VARCHAR": """
         run_id suite status arch options recipe size budget corpus corpus_fingerprint tokenizer precision device git_commit version config
         host name site direction metric probe rule note task domain template method""",
-    "TIMESTAMP": "created_at updated_at started_at ended_at",
+    "TIMESTAMP": "created_at updated_at started_at ended_at measured_at",
 }
 _TYPE_OF = {name: sql_type for sql_type, names in _TYPES.items() for name in names.split()}
 
@@ -38,11 +38,15 @@ _COLUMNS = {
     "attempts": "attempt resumed_from_step started_at ended_at host device git_commit",
     "scalars": "attempt step tokens wall_s name value",
     "layer_stats": "attempt step tokens layer site direction metric value",
-    "probes": "attempt step tokens probe metric i j value n_tokens rule status note",
+    "probes": "attempt step tokens probe metric i j value n_tokens rule status note measured_at windows length",
     "evals": "attempt step tokens task domain metric value stderr n template status note",
     "costs": "attempt seq_len metric value device method",
 }
 TABLES: dict[str, dict[str, str]] = {table: {name: _TYPE_OF[name] for name in names.split()} for table, names in _COLUMNS.items()}
+
+# Tables of measurements that may be repeated, with what a measurement is of. Its rows are added together and share one ``measured_at``;
+# nothing is updated in place: a later measurement of the same supersedes all rows of an earlier one, and no query returns those.
+MEASURED: dict[str, tuple[str, ...]] = {"probes": ("step", "probe", "rule")}
 
 # How the rows of a sealed table lie: what one chart asks for lies together.
 SEALED_ORDER = {

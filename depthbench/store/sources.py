@@ -16,7 +16,7 @@ import duckdb
 
 from depthbench.errors import UserError
 from depthbench.store.folder import Listing, Segment
-from depthbench.store.schema import SCHEMA_VERSION, TABLES
+from depthbench.store.schema import MEASURED, SCHEMA_VERSION, TABLES
 
 # A table of every sealed file besides those of schema.py: the names of the segments it contains (and of those they contained).
 CONTAINED = "segments"
@@ -104,7 +104,8 @@ class Snapshot:
         """``select`` over the views run (one row per run, its latest), attempts (one row per attempt) and ``table`` (rows that stand).
 
         A row stands unless a later attempt resumed from a step before it; an attempt that resumed from no step began anew, and
-        nothing of the earlier ones stands. Rows without a step (costs) always stand.
+        nothing of the earlier ones stands. Rows without a step (costs) always stand. Of what was measured more than once the rows of
+        the latest measurement stand (``schema.MEASURED``).
         """
         merged = ", ".join(f"max({name}) AS {name}" for name in TABLES["attempts"] if name != "attempt")
         views = {
@@ -126,9 +127,13 @@ class Snapshot:
     def _standing_rows(self, table: str) -> str:
         if "step" not in TABLES[table]:
             return self.relation(table)
-        return f"""
+        standing = f"""
             SELECT rows.* FROM ({self.relation(table)}) AS rows LEFT JOIN standing USING (run_id, attempt)
-            WHERE standing.last_step IS NULL OR rows.step IS NULL OR rows.step <= standing.last_step"""
+            WHERE (standing.last_step IS NULL OR rows.step IS NULL OR rows.step <= standing.last_step)"""
+        if table not in MEASURED:
+            return standing
+        same = ", ".join(("run_id", *MEASURED[table]))
+        return f"{standing} QUALIFY measured_at IS NOT DISTINCT FROM max(measured_at) OVER (PARTITION BY {same})"
 
 
 @contextmanager

@@ -310,3 +310,48 @@ def test_a_folder_may_have_any_name(tmp_path, record):
     record(runs_dir / "sealed", scalars=curve("x", [2.0]))
     assert Store(runs_dir).scalars(["live", "sealed"], ["x"])["value"].tolist() == [1.0, 2.0]
     assert Store(runs_dir).runs()["status"].tolist() == ["running", "finished"]
+
+
+# ---- probes
+
+
+def probe_rows(value, *, rule=None, step=100, at=None, pairs=1, **more):
+    row = {"step": step, "probe": "causal", "metric": "score", "value": value, "rule": rule, "measured_at": at}
+    return [{**row, "i": 0, "j": j, **more} for j in range(pairs)]
+
+
+def test_of_a_repeated_probe_the_latest_measurement_is_returned_whole(tmp_path, record):
+    noon = datetime(2030, 1, 1, 12)
+    writer = record(tmp_path / "run", status=None)
+    writer.add("probes", probe_rows(1.0, at=noon, pairs=3))
+    writer.add("probes", probe_rows(2.0, at=noon, rule="renormalise") + probe_rows(3.0, at=noon, step=50))
+    writer.add("probes", probe_rows(4.0, at=noon, probe="angular"))
+    writer.add("probes", probe_rows(5.0, at=noon + timedelta(seconds=1), pairs=2))  # fewer rows than the one it supersedes
+    writer.drain()
+    store = Store(tmp_path)
+    for status in (None, "finished"):
+        if status:
+            writer.seal(status)
+        found = store.probes(["run"])
+        assert list(zip(found["step"], found["probe"], found["rule"].fillna(""), found["value"], strict=True)) == [
+            (50, "causal", "", 3.0), (100, "angular", "", 4.0), (100, "causal", "renormalise", 2.0),
+            (100, "causal", "", 5.0), (100, "causal", "", 5.0),
+        ]  # fmt: skip
+        assert store.rows("probes", ["run"]).shape == (5, len(found.columns))
+    assert store.probes(["run"], ["angular"])["value"].tolist() == [4.0] and store.probes(["run"], []).empty
+    with duckdb.connect(str(tmp_path / "run" / SEALED), read_only=True) as sealed:
+        assert sealed.execute("SELECT count(*) FROM probes").fetchone() == (5,)
+
+
+def test_probes_are_measured_anew_by_a_later_writer(tmp_path, record):
+    record(tmp_path / "run", probes=probe_rows(1.0, at=datetime(2030, 1, 1), pairs=2))
+    with writer.RunWriter(tmp_path / "run") as later:
+        later.add("probes", probe_rows(2.0, at=datetime(2030, 1, 2), windows=8, length=64))
+    (row,) = Store(tmp_path).probes(["run"]).to_dict("records")
+    assert (row["value"], row["windows"], row["length"], row["attempt"]) == (2.0, 8, 64, 1)
+
+
+def test_probes_of_a_step_that_was_given_up_do_not_stand(tmp_path, record):
+    record(tmp_path / "run", status="interrupted", probes=probe_rows(1.0, step=100) + probe_rows(2.0, step=50))
+    record(tmp_path / "run", attempt=2, resumed_from_step=60)
+    assert Store(tmp_path).probes(["run"])["value"].tolist() == [2.0]
