@@ -6,8 +6,8 @@ Pre-LN, and in block b one softmax runs over the sequence and over the 2b writes
     sequence logits  q_t . k_s / sqrt(d),  s <= t             values v_s
     depth logits     q_t . kappa_{j,t} / sqrt(d),  j < 2b     values nu_{j,t}
 
-Block j's attention writes its own keys and values (j_attention: kappa = k before rotation, nu = v), its feed-forward two projections of its
-normed input. Block 0 is plain attention, and the last block writes nothing: nobody would read it.
+Attention writes the keys (before rotation) and values that it reads itself, the feed-forward two more projections of its normed input: block
+c is the writes j = 2c, 2c + 1. Block 0 is plain attention. The last block writes nothing, since nobody would read it.
 
 Source: arXiv 2603.15619, section 3.
 Shapes: x_k (B, T, D), k the sublayer from 0; a write (B, T, K, d) for keys and for values, K key/value heads of width d.
@@ -100,13 +100,7 @@ class MoDA(SingleStream):
     rotate_depth_keys: rotate depth keys to their own position, so that depth logits do not depend on it
     """
 
-    about = About(
-        "depth attention",
-        "x + F(N(x), writes)",
-        "fixed; dynamic in attention",
-        "the stream; attention also earlier keys and values at its token",
-        "2603.15619",
-    )
+    about = About("depth attention", "x + F(N(x), writes)", "dynamic", "the stream; in attention earlier keys, values", "2603.15619")
     skip_rules = ("zeros", "dropped")  # the two writes of a skipped block are zeros that take part in the softmax, or are not there
 
     def __init__(self, config: ModelConfig, *, rotate_depth_keys: bool = False) -> None:
