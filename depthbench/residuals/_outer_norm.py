@@ -89,3 +89,7 @@ class NormedStream(SingleStream):
         alpha = self.alpha_at(sublayer)
         s_BT1 = (self.mean_square(torch.add(branch_out, state.x, alpha=alpha)) + norm.eps).rsqrt()
         return LinearForm(s_BT1.new_ones(1, 1, 1), (alpha * s_BT1).unsqueeze(-1), s_BT1)
+
+    def linear_note(self) -> str:
+        norms = filter(None, (self.outer_norm(sublayer) for sublayer in range(self.config.n_sublayer)))
+        return "" if all((norm.weight == 1).all() for norm in norms) else "gains of the outer norms left out"

@@ -49,6 +49,7 @@ class HyperConnections(Residual):
     """A design with n streams. The subclass builds ``connections``, one module per sublayer, and says what ``step`` they make."""
 
     connections: nn.ModuleList
+    slots = "streams"
     exempt_from_decay: tuple[str, ...]  # names of a connection's parameters
 
     def __init__(self, config: ModelConfig, *, streams: int, scale_branch_init: bool, norm_then_sum: bool, mix_eps: float | None) -> None:

@@ -179,6 +179,10 @@ class Residual(nn.Module):
         """
         return None
 
+    def linear_note(self) -> str:
+        """What of the step the linear form does not hold at the present weights, in a few words; empty where it is exact."""
+        return ""
+
     def no_decay_parameters(self) -> Iterable[nn.Parameter]:
         """Parameters of two or more dimensions that weight decay must leave alone; those of fewer never decay."""
         return ()

@@ -132,14 +132,14 @@ class BlockAttnRes(Residual):
 
     def weights(self, state: Sources, *, sublayer: int) -> Tensor:
         """The share of each slot in that mix, (B, T, n)."""
-        slots = torch.stack(state.slots)
+        slots = state.slots
         if state.newest_only or len(slots) == 1:
-            one = torch.zeros_like(slots[..., 0])
-            one[-1] = 1.0
-            return one.movedim(0, -1)
-        with without_autocast(slots):
+            one = self.queries.new_zeros(*state.newest.shape[:2], len(slots))
+            one[..., -1] = 1
+            return one
+        with without_autocast(state.newest):
             query = self.queries[sublayer - 1] * self.key_norms[sublayer - 1]
-            return ((slots @ query) * rstd(slots, self.mix_eps)).movedim(0, -1).softmax(-1)
+            return torch.stack([(slot @ query) * rstd(slot, self.mix_eps) for slot in slots], -1).softmax(-1)
 
     def _boundary(self, sublayer: int) -> bool:
         """Whether a group ends before ``sublayer``."""
