@@ -30,18 +30,18 @@ def angular(model: LanguageModel, tokens: Tensor, *, micro_batch: int = MICRO_BA
     """
     with looking_at(model) as model:
         first, second = torch.triu_indices(len(model.blocks) + 1, len(model.blocks) + 1, 1, device=model.head.weight.device)
-        total = angles = torch.zeros(len(first), dtype=torch.float64, device=first.device)
-        count = torch.zeros_like(first)
+        total, count = torch.zeros(len(first), dtype=torch.float64, device=first.device), torch.zeros_like(first)
         zeros = torch.zeros(len(model.blocks) + 1, dtype=torch.long, device=first.device)
         for inputs_BT, _ in micro_batches(model, tokens, micro_batch, progress):
             states = enumerate(model.boundaries(model.embed(inputs_BT)))
             states = [model.residual.depth_state(state, block=block).flatten(0, 1) for block, state in states]
             for states_NSW in _chunks(states):
                 units_NSW, norms_NS = directions(states_NSW)
-                angles, defined = angles_between(units_NSW, first, second), (norms_NS != 0)[:, first] & (norms_NS != 0)[:, second]
-                total = total + angles.where(defined, 0.0).sum(0)
+                angles, exists = angles_between(units_NSW, first, second), norms_NS != 0
+                defined = exists[:, first] & exists[:, second]
+                total += angles.where(defined, 0.0).sum(0)
                 count += defined.sum(0)
-                zeros += (norms_NS == 0).sum(0)
+                zeros += (~exists).sum(0)
     rows = Rows(tokens[:, 1:].numel())
     for i, j, distance in zip(first.tolist(), second.tolist(), (total / count / math.pi).tolist(), strict=True):
         rows.add("distance", distance, i, j)
