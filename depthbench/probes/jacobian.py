@@ -35,6 +35,7 @@ SAMPLES = 64
 METHODS = ("exact", "hutchinson")
 
 
+@torch.inference_mode(False)  # where it is on, no graph is made
 def jacobian(
     model: LanguageModel,
     tokens: Tensor,
@@ -90,7 +91,7 @@ def _products(model: LanguageModel, tokens: Tensor, directions_LRD: Tensor, micr
     n_layer, done = model.config.n_layer, 0
     summed_LRD = torch.zeros_like(directions_LRD, memory_format=torch.contiguous_format)
     positions_L11 = summed_LRD.new_zeros(n_layer, 1, 1)
-    with torch.inference_mode(False), looking_at(model) as eager, _frozen(eager):
+    with looking_at(model) as eager, _frozen(eager):
         for inputs_BT, _ in micro_batches(eager, tokens, micro_batch, None):
             for block, state in enumerate(eager.boundaries(eager.embed(inputs_BT), 0, n_layer - 1)):
                 positions_L11[block] += _pull(eager, state, block, directions_LRD[block], onto=summed_LRD[block])

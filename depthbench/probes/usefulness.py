@@ -59,9 +59,10 @@ def usefulness(
         for blocks in _groups(eager, to_fit[:micro_batch]):
             maps = _fit(eager, to_fit, blocks, micro_batch)
             replaced.append(_losses(eager, to_measure, blocks, maps, micro_batch, _part(progress, blocks, model.config.n_layer)))
-    ratios = (torch.cat(replaced) / loss).tolist()
+    ratios, fitted, unknowns = (torch.cat(replaced) / loss).tolist(), to_fit[:, 1:].numel(), 1 + len(maps[0].bias_W)
+    note = f"fitted on {fitted} tokens, fewer than the {unknowns} weights of an output" if fitted < unknowns else None
     for block, ratio in enumerate(ratios):
-        rows.add("loss_ratio", ratio, block)
+        rows.add("loss_ratio", ratio, block, note=note)
     numbers = [ratio for ratio in ratios if not math.isnan(ratio)]
     rows.add("useful_fraction", sum(ratio > USEFUL_ABOVE for ratio in numbers) / len(numbers) if numbers else math.nan)
     return rows.frame()
