@@ -26,7 +26,7 @@ def prefixes(model: LanguageModel, inputs_BT: Tensor) -> Iterator[tuple[int, Sta
     yield len(model.blocks), state
 
 
-def skip_losses(model: LanguageModel, tokens: Tensor, *, rule: str, micro_batch: int, progress: Progress | None = None) -> Tensor:
+def skip_losses(model: LanguageModel, tokens: Tensor, *, rule: str | None, micro_batch: int, progress: Progress | None = None) -> Tensor:
     """The cross entropy in nats, summed over all tokens, with each block left out in turn and then of the model as it is: (L + 1,), fp64.
 
     Takes the model in the mode that it is in.

@@ -6,9 +6,9 @@ import time
 
 import lightning as L
 import torch
-from torch.nn import functional as F
 
 from depthbench.nn.model import LanguageModel
+from depthbench.probes._prefixes import skip_losses
 from depthbench.training.module import step_done
 from depthbench.training.recorder import Recorder
 
@@ -21,26 +21,10 @@ MICRO_BATCH = 4  # windows per forward pass
 def skip_deltas(model: LanguageModel, blocks_BT: torch.Tensor) -> list[float]:
     """loss with block l skipped - loss, in nats per token, for every block l; ``blocks_BT`` is (windows, T + 1) token ids.
 
-    Everything before the skipped block is reused: L (L - 1) / 2 blocks are run in all, not L (L - 1).
+    Of the model as it trains: compiled where it is, under the autocast that is on.
     """
-    sums = [losses_of(model, windows_BT) for windows_BT in blocks_BT.split(MICRO_BATCH)]
-    full, *skipped = (sum(losses) / blocks_BT[:, 1:].numel() for losses in zip(*sums, strict=True))
-    return [loss - full for loss in skipped]
-
-
-def losses_of(model: LanguageModel, blocks_BT: torch.Tensor) -> list[float]:
-    """Summed loss in nats of some windows: of the whole model, then with each block left out."""
-    inputs_BT, targets_BT = blocks_BT[:, :-1], blocks_BT[:, 1:]
-    n_layer = len(model.blocks)
-
-    def loss(state) -> float:
-        return F.cross_entropy(model.logits(state).float().flatten(0, 1), targets_BT.flatten(), reduction="sum").item()
-
-    states = [model.embed(inputs_BT)]
-    for block in range(n_layer):
-        states.append(model.run(states[-1], block, block + 1))
-    left_out = (model.run(model.residual.skip(states[block], block=block), block + 1, n_layer) for block in range(n_layer))
-    return [loss(states[-1]), *map(loss, left_out)]
+    losses = skip_losses(model, blocks_BT, rule=None, micro_batch=MICRO_BATCH) / blocks_BT[:, 1:].numel()
+    return (losses[:-1] - losses[-1]).tolist()
 
 
 class SkipAblation(L.Callback):
