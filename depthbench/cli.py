@@ -16,6 +16,8 @@ from depthbench.errors import UserError, unknown
 VERBS = {
     "fit": "train one run and record it",
     "validate": "measure a run's validation loss again",
+    "probe": "what does each layer do? run the layer probes on a run",
+    "report": "a page on what each layer of a run does",
     "archs": "the residual designs, and what each adds",
     "check": "does a design keep the contract? also your own",
     "shapes": "the shapes of a parameter budget, and what they cost",

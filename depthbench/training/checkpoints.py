@@ -27,6 +27,11 @@ def path(run_folder: Path, step: int) -> Path:
     return folder(run_folder) / f"step-{step:08d}.ckpt"
 
 
+def step_of(file: Path) -> int:
+    """The optimizer step of a checkpoint file."""
+    return int(NAME.fullmatch(file.name)[1])
+
+
 def steps(run_folder: Path) -> list[int]:
     """The steps that have a checkpoint, oldest first."""
     return sorted(int(match[1]) for file in folder(run_folder).glob("*.ckpt") if (match := NAME.fullmatch(file.name)))

@@ -76,6 +76,7 @@ HELP = {
     "compile": ("torch.compile the sublayers, region by region", bool),
     "workers": ("data loader processes", int),
     "layer_stats_every": ("record layer statistics every so many steps; 0 records none", int),
+    "probes": ("layer probes that the run ends with: auto (cheap ones at pico and nano), none, all, or names", str),
     "runs": ("folder of all runs", str),
 }
 

@@ -24,7 +24,7 @@ from depthbench.store.lock import run_lock
 from depthbench.store.reader import read_run
 from depthbench.store.seal import seal_run
 from depthbench.store.writer import RunWriter
-from depthbench.training import checkpoints
+from depthbench.training import checkpoints, final_probes
 from depthbench.training.cli import ExperimentCLI
 from depthbench.training.data import CorpusDataModule
 from depthbench.training.interruption import Interrupted
@@ -85,10 +85,11 @@ def train(cli: ExperimentCLI, plan: Plan, folder: Path) -> int:
             raise
         ended = trainer.global_step >= plan.last_step
         writer.seal("finished" if ended else "interrupted")
+    stopped = final_probes.measure(plan, folder, model.to(trainer.strategy.root_device), data) if ended else 0
     print(summary(folder.parent, plan.run_id, plan.card))
     if not ended:
         print(f"It stopped at step {trainer.global_step} of {plan.last_step}. {how_to_go_on(folder)}")
-    return 0
+    return stopped
 
 
 def refuse_other_micro_batch(folder: Path, plan: Plan) -> None:

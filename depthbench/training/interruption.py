@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import lightning as L
 
@@ -12,11 +14,26 @@ from depthbench.training.module import step_done
 
 
 class Interrupted(Exception):
-    """Raised at the first boundary after a signal. ``exit_code`` is the shell's convention: 128 plus the signal's number."""
+    """Raised after a signal; by ``Interruption`` at the first boundary. ``exit_code`` is the shell's: 128 plus the signal's number."""
 
     def __init__(self, signum: int):
         super().__init__(signal.Signals(signum).name)
         self.exit_code = 128 + signum
+
+
+@contextmanager
+def stopped_at_once() -> Iterator[None]:
+    """Ctrl-C and SIGTERM raise ``Interrupted`` wherever the block stands: for work that loses little by it. Main thread only."""
+
+    def stop(signum, frame):
+        raise Interrupted(signum)
+
+    previous = {number: signal.signal(number, stop) for number in Interruption.SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 class Interruption(L.Callback):

@@ -11,9 +11,14 @@ from typing import Any
 from depthbench import corpora, recipes, residuals, shapes
 from depthbench.errors import UserError
 from depthbench.nn.model import refuse_out_of_range
+from depthbench.probes import runner
 from depthbench.recipes import Recipe
 from depthbench.shapes import Shape, positive
 from depthbench.store.runs import run_id
+
+# Measured, see depthbench/training/final_probes.py.
+PROBED_SIZES = ("pico", "nano")
+CHEAP_PROBES = ("norms", "angular", "logit_lens", "collapse", "paths", "transport", "causal", "pruning")
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,7 @@ class Experiment:
     workers: int = 0
     validations: int = 5
     layer_stats_every: int = 10
+    probes: str = "auto"
     runs: str = "runs"
 
 
@@ -65,6 +71,7 @@ class Plan:
     precision: str
     val_blocks: int
     validations: int
+    probes: list[str]  # that the run ends with
     corpus: Path | str  # a folder, or the URL of one
     card: corpora.Card = field(repr=False)
 
@@ -126,6 +133,7 @@ def resolve(asked: Experiment, *, precision: str = "32-true", max_steps: int = -
     Raises UserError with one line for every value that cannot be: unknown names, a shape out of reach, a batch that does not divide.
     """
     check(asked, max_steps)
+    probes = final_probes(asked.probes, asked.size)
     design, recipe = residuals.get(asked.arch), recipes.recipe(asked.recipe)
     options = residuals.checked_options(design, {**recipes.design_options(asked.arch, asked.recipe), **asked.options})
     size = shapes.size_named(asked.size)
@@ -168,6 +176,7 @@ def resolve(asked: Experiment, *, precision: str = "32-true", max_steps: int = -
         precision=precision,
         val_blocks=min(max(1, size.val_tokens // seq_len), card.val.blocks),
         validations=asked.validations,
+        probes=probes,
         corpus=folder,
         card=card,
     )
@@ -185,6 +194,13 @@ def check(asked: Experiment, max_steps: int) -> None:
             raise UserError(f"--{name.replace('_', '-')} cannot be negative, as {getattr(asked, name)} is: use 0 or more")
     if max_steps == 0 or max_steps < -1:
         raise UserError(f"--trainer.max_steps {max_steps} trains nothing: give a number of steps, or -1 for the whole plan")
+
+
+def final_probes(asked: str, size: str) -> list[str]:
+    """The probes that ``--probes`` means: ``none``, a list as of `depthbench probe`, or ``auto``: the cheap ones at the small sizes."""
+    if asked == "auto":
+        return list(CHEAP_PROBES) if size in PROBED_SIZES else []
+    return [] if asked == "none" else runner.chosen(asked)
 
 
 def batching(batch_tokens: int, seq_len: int, micro_batch: int | None, *, at_most: int, world_size: int) -> tuple[int, int]:

@@ -37,6 +37,11 @@ class Run:
     def run_id(self) -> str:
         return self.row["run_id"]
 
+    @property
+    def step(self) -> int:
+        """The optimizer step of the checkpoint."""
+        return checkpoints.step_of(self.checkpoint)
+
     @cached_property
     def config(self) -> dict:
         return json.loads(self.row["config"])
