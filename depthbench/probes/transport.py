@@ -44,7 +44,7 @@ def transport(model: LanguageModel, tokens: Tensor, *, micro_batch: int = MICRO_
         batches = (inputs_BT for inputs_BT, _ in micro_batches(model, tokens, micro_batch, progress))
         rows, kind = Rows(tokens[:, 1:].numel()), model.residual.slots
         try:
-            slots = next(linear_forms(model, first)).read.shape[-1]
+            slots = next(linear_forms(model, first)).mix.shape[-2]  # once something was written
             if kind == "streams":
                 _streams(model, batches, rows)
             elif kind == "sources":
