@@ -6,8 +6,8 @@ Pre-LN, and in block b one softmax runs over the sequence and over the 2b writes
     sequence logits  q_t . k_s / sqrt(d),  s <= t             values v_s
     depth logits     q_t . kappa_{j,t} / sqrt(d),  j < 2b     values nu_{j,t}
 
-Attention writes the keys (before rotation) and values that it reads itself, the feed-forward two more projections of its normed input: block
-c is the writes j = 2c, 2c + 1. Block 0 is plain attention. The last block writes nothing, since nobody would read it.
+Attention writes the keys (before rotation) and values that it reads itself, the feed-forward two more projections of its normed input;
+block c makes the writes 2c and 2c + 1. Block 0 is plain attention. The last block writes nothing, since nobody would read it.
 
 Source: arXiv 2603.15619, section 3.
 Shapes: x_k (B, T, D), k the sublayer from 0; a write (B, T, K, d) for keys and for values, K key/value heads of width d.
