@@ -215,8 +215,8 @@ class _Write(torch.autograd.Function):
     def forward(ctx: Any, streams: Tensor, mix: Tensor, write: Tensor, branch_out: Tensor) -> Tensor:
         ctx.save_for_backward(streams, mix, write, branch_out)
         with full_precision(streams):
-            new = write.unsqueeze(-1) * branch_out.to(streams.dtype).unsqueeze(-2)
-            new.flatten(0, 1).baddbmm_(mix.flatten(0, 1), streams.flatten(0, 1))
+            new = write.unsqueeze(-1) * branch_out.to(streams.dtype).contiguous().unsqueeze(-2)  # laid out as the streams are
+            new.view(-1, *new.shape[2:]).baddbmm_(mix.flatten(0, 1), streams.flatten(0, 1))
         return new
 
     @staticmethod

@@ -237,6 +237,15 @@ def test_gradients_of_the_operations_pass_gradcheck():
     assert torch.autograd.gradcheck(connected, [argument.requires_grad_() for argument in arguments])
 
 
+def test_what_is_written_does_not_depend_on_how_its_terms_lie_in_memory():
+    """Static coefficients are the same numbers for all tokens, and a branch may come from anywhere."""
+    streams, mix, write, branch = (random(*size, seed=seed) for seed, size in enumerate([(2, 5, 3, 4), (3, 3), (3,), (2, 5, 4)]))
+    expected = torch.einsum("ts,busd->butd", mix, streams) + torch.einsum("t,bud->butd", write, branch)
+    for order in ((0, 1, 2), (1, 0, 2), (0, 2, 1), (2, 1, 0)):
+        lying = branch.permute(order).contiguous().permute(*(order.index(axis) for axis in range(3)))
+        assert_near(_streams.write_streams(streams, mix.expand(2, 5, 3, 3), write.expand(2, 5, 3), lying), expected, 1e-14)
+
+
 def test_what_is_compiled_equals_what_runs_eagerly(monkeypatch):
     arguments = [random(*size, seed=seed).requires_grad_() for seed, size in enumerate([(2, 3, 4, 6), (2, 6), (2, 3, 4, 4), (2, 3, 6)])]
     eager = connected(*arguments)
