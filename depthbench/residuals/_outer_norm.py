@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.amp import custom_bwd, custom_fwd
+from torch.autograd.function import once_differentiable
 
 from depthbench.nn.layers import RMSNorm
 from depthbench.residuals.base import LinearForm, SingleStream, State, Stream
@@ -23,7 +24,8 @@ class EagerRMSNorm(torch.autograd.Function):
     """RMSNorm of x (..., D) with weight (D), r = 1/sqrt(mean(x^2) + eps), in three passes forward and two back.
 
     LayerNorm's backward is one fused pass. Told that the mean is 0 and 1/std is r, it gives RMSNorm's gradient less r mean(weight grad),
-    the part that centring would have removed.
+    the part that centring would have removed. There are no second derivatives. Not for halves: the square of a vector's length is beyond
+    them soon.
     """
 
     @staticmethod
@@ -35,6 +37,7 @@ class EagerRMSNorm(torch.autograd.Function):
 
     @staticmethod
     @custom_bwd(device_type="cpu")
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         x, weight, r = ctx.saved_tensors
         grad_x, grad_weight, _ = torch.ops.aten.native_layer_norm_backward(
@@ -44,10 +47,10 @@ class EagerRMSNorm(torch.autograd.Function):
 
 
 class OuterNorm(RMSNorm):
-    """RMSNorm. Compilers and GPUs have fused forms of their own."""
+    """RMSNorm. Compilers and GPUs have fused forms of their own, and halves are normed in fp32 there."""
 
     def with_gain(self, x: Tensor, gain: Tensor) -> Tensor:
-        if x.device.type != "cpu" or torch.compiler.is_compiling():
+        if x.device.type != "cpu" or gain.dtype not in (torch.float32, torch.float64) or torch.compiler.is_compiling():
             return super().with_gain(x, gain)
         return EagerRMSNorm.apply(x.to(gain.dtype), gain, self.eps).to(x.dtype)
 

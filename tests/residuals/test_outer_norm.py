@@ -42,6 +42,20 @@ def test_equals_rms_norm_with_its_gradients(shape, dtype):
         assert_near(mine, theirs, tolerance)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_weights_in_halves_norm_as_rms_norm_does(dtype):
+    """A vector of a thousand numbers of size 40 is 1280 long, and the square of that is beyond fp16."""
+    x = 40 * operands(3, 1024)[0].detach().to(dtype)
+    assert torch.equal(OuterNorm(1024, 1e-6).to(dtype)(x), RMSNorm(1024, 1e-6).to(dtype)(x))
+
+
+def test_second_derivatives_are_refused():
+    x, weight = operands(2, 3, 4)
+    (gradient,) = torch.autograd.grad(EagerRMSNorm.apply(x, weight, 1e-6).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        torch.autograd.grad(gradient.sum(), x)
+
+
 def test_many_gradients_at_once_equal_one_by_one():
     """As Jacobians are computed."""
     x, weight = operands(2, 3, 4)
