@@ -216,7 +216,7 @@ class Tape:
         for row, part in zip(rows, (grad_logits, shares, q, grad), strict=True):
             row.copy_(part)
         self._count += 1
-        return rows[0]
+        return rows[0].to(q.dtype)
 
     def gradients(self, first: int, last: int) -> tuple[Tensor, Tensor]:
         """The gradients on the keys and on the values of writes first, ..., last - 1, (N, last - first, d) each."""

@@ -335,6 +335,20 @@ def test_a_state_from_one_precision_goes_on_in_another():
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
 
 
+@pytest.mark.parametrize("first_in_bf16", [True, False])
+def test_readings_of_one_backward_pass_may_differ_in_precision(first_in_bf16):
+    model = randomise(build_model("moda", **SMALL | {"n_layer": 4}), spread=0.05)
+    parameters, tokens = dict(model.named_parameters()), some_tokens(model, length=9)
+    expected = gradients(model(tokens), parameters)
+    state = model.embed(tokens)
+    for part, halves in enumerate((first_in_bf16, not first_in_bf16)):
+        with torch.autocast("cpu", torch.bfloat16, enabled=halves):
+            state = model.run(state, 2 * part, 2 * part + 2)
+    found = gradients(model.logits(state), parameters)
+    mine, theirs = (torch.cat([gradient.flatten() for gradient in of.values()]) for of in (found, expected))
+    assert (mine - theirs).norm() < 0.05 * theirs.norm()
+
+
 def test_bf16_autocast_stays_near_fp32_in_its_gradients_too():
     torch.manual_seed(0)
     model = randomise(build_model("moda", **SMALL | {"n_layer": PAGE + 4, "qk_norm": True}), spread=0.05)
