@@ -150,6 +150,19 @@ def test_compiled_and_eager_load_each_others_weights_and_taps_still_fire():
 
 
 @pytest.mark.slow
+def test_the_eager_twin_shares_the_weights_and_leaves_what_is_frozen_frozen():
+    model = randomise(build_model("keel", **DEEP | {"n_layer": 2}))
+    assert model.eager() is model
+    model.embedding.requires_grad_(False)
+    model.residual.requires_grad_(False)
+    frozen = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    model.compile_regions(backend="aot_eager")
+    twin = model.eager()
+    assert {name: parameter.requires_grad for name, parameter in model.named_parameters()} == frozen
+    assert all(mine is its for mine, its in zip(model.parameters(), twin.parameters(), strict=True))
+    assert_near(twin(some_tokens(model)), model(some_tokens(model)), 1e-5)
+
+
 def test_inductor_agrees_with_eager():
     model = randomise(build_model("pre_ln", **DEEP), spread=0.02)
     expected, expected_gradients = train_and_validate(model)
