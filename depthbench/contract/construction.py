@@ -92,8 +92,8 @@ def extra_parameters_equal_their_formula(subject: Subject) -> None:
 
 @check
 def parameter_groups_are_complete(subject: Subject) -> None:
-    """The optimizer sees every parameter once. Vectors and scalars never decay, nor what ``no_decay_parameters`` names; the backbone's
-    matrices always do, so that weight decay is the same factor in all designs."""
+    """The optimizer sees every parameter once. Vectors and scalars do not decay, nor what ``no_decay_parameters`` and
+    ``tables_of_vectors`` name; the backbone's matrices always do, so that weight decay is the same factor in all designs."""
     model = subject.fresh()
     decay, no_decay = model.parameter_groups(0.1)
     require((decay["weight_decay"], no_decay["weight_decay"]) == (0.1, 0.0), "the groups' weight decay is not 0.1 and 0")
@@ -102,8 +102,10 @@ def parameter_groups_are_complete(subject: Subject) -> None:
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     require({*grouped} == {*names}, "the groups do not hold exactly the model's parameters")
     decaying = {id(parameter) for parameter in decay["params"]}
-    exempt = list(model.residual.no_decay_parameters())
-    require(all(id(p) in names for p in exempt), "no_decay_parameters names a tensor that is no parameter of the model")
+    for method in ("no_decay_parameters", "tables_of_vectors"):
+        named = list(getattr(model.residual, method)())
+        require(all(id(p) in names for p in named), f"{method} names a tensor that is no parameter of the model")
+        require(not any(id(p) in decaying for p in named), f"a tensor that {method} names would decay")
     for parameter in model.parameters():
         name = names[id(parameter)]
         if parameter.ndim < 2:

@@ -29,6 +29,11 @@ def a_run_restarts_at_every_boundary(subject: Subject) -> None:
         state = model.run(model.embed(tokens), 0, block)
         for attempt in ("", ", the second time from the same state"):
             require_near(model.logits(model.run(state, block)), expected, EXACT, f"restarted before block {block}{attempt}")
+        with torch.inference_mode():  # of what is made there, nothing may be written to outside
+            state = model.run(model.embed(tokens), 0, block)
+        with torch.no_grad():
+            require_near(model.logits(model.run(state, block)), expected, EXACT, f"restarted outside inference mode before block {block}")
+            require_near(model.logits(model.run(model.embed(tokens))), expected, EXACT, "after a run in inference mode")
 
 
 @check

@@ -174,12 +174,14 @@ class LanguageModel(nn.Module):
         return self.residual.params_extra(self.config, **self.options)
 
     def parameter_groups(self, weight_decay: float, *, decay_vectors: bool = False) -> list[dict[str, Any]]:
-        """Two groups for the optimizer: what decays (matrices and embeddings; norms, biases and scalars too with ``decay_vectors``), and
-        what does not (the rest, and whatever the design exempts)."""
+        """Two groups for the optimizer: what decays (matrices and embeddings; norms, biases and other vectors and scalars too with
+        ``decay_vectors``), and what does not (the rest, and whatever the design exempts)."""
         exempt = {id(parameter) for parameter in self.residual.no_decay_parameters()}
+        vectors = {id(parameter) for parameter in self.residual.tables_of_vectors()}
         decays = {True: [], False: []}
         for parameter in self.parameters():
-            decays[(decay_vectors or parameter.ndim >= 2) and id(parameter) not in exempt].append(parameter)
+            is_matrix = parameter.ndim >= 2 and id(parameter) not in vectors
+            decays[(decay_vectors or is_matrix) and id(parameter) not in exempt].append(parameter)
         return [{"params": decays[True], "weight_decay": weight_decay}, {"params": decays[False], "weight_decay": 0.0}]
 
     def compile_regions(self, backend: str = "inductor") -> None:
@@ -192,11 +194,16 @@ class LanguageModel(nn.Module):
         self._compiled = True
 
     def eager(self) -> LanguageModel:
-        """This model without compiled regions: itself where there are none, else one that shares its weights, in eval mode where it is."""
+        """This model without compiled regions: itself where there are none, else one that shares its weights, in eval mode where it is.
+
+        To be asked for outside ``taps``, ``skipped`` and ``swapped``.
+        """
         if not self._compiled:
             return self
         with torch.device("meta"):
             twin = LanguageModel(self.config, type(self.residual), self.options)
+        for mine, its in zip(self.parameters(), twin.parameters(), strict=True):
+            its.requires_grad_(mine.requires_grad)  # assigning takes it from there, for the weight that is shared
         twin.load_state_dict(self.state_dict(keep_vars=True), assign=True)
         return twin.train(self.training)
 

@@ -58,8 +58,9 @@ class Rows:
 
     def __init__(self, like: Tensor, shape: torch.Size, capacity: int, eps: float) -> None:
         self.shape, self.eps, self.count = shape, eps, 0
-        self.values = empty_rows(like, capacity, shape[:-1].numel(), shape[-1])  # (n, N, D)
-        self.rstd = like.new_empty(self.values.shape[:2])  # (n, N)
+        with torch.inference_mode(False):  # else rows made during validation could not be added to by a run outside it
+            self.values = empty_rows(like, capacity, shape[:-1].numel(), shape[-1])  # (n, N, D)
+            self.rstd = like.new_empty(self.values.shape[:2])  # (n, N)
 
     def append(self, first: Tensor, second: Tensor | None = None) -> Tensor:
         """Stores a source, or the sum of two terms; returns it as it lies in the buffer, (B, T, D), with a version counter of its own."""
@@ -103,7 +104,8 @@ class Tape:
         self.rows, self.group_size, self.n_mix = rows, group_size, n_mix
         self.position = position  # the mix that is read next
         self.weights: Tensor  # (M, D): w_k, set where the graph begins
-        self.lse = rows.values.new_full((rows.values.shape[1], n_mix), torch.inf)  # (N, M); of a mix that was never made, inf: no weight
+        with torch.inference_mode(False):  # as for the rows; (N, M); of a mix that was never made, inf: no weight
+            self.lse = rows.values.new_full((rows.values.shape[1], n_mix), torch.inf)
         self.first: list[int] = []  # per source, the first mix that reads it
         self.round: Round | None = None
         self.rounds: list[tuple[int, int]] = []  # (known sources, first mix) of all rounds so far

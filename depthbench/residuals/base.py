@@ -184,7 +184,11 @@ class Residual(nn.Module):
         return ""
 
     def no_decay_parameters(self) -> Iterable[nn.Parameter]:
-        """Parameters of two or more dimensions that weight decay must leave alone; those of fewer never decay."""
+        """Parameters that weight decay must leave alone in every recipe, whatever their number of dimensions."""
+        return ()
+
+    def tables_of_vectors(self) -> Iterable[nn.Parameter]:
+        """Parameters of two or more dimensions that hold vectors side by side, no matrix: they decay only where norms do."""
         return ()
 
     @classmethod

@@ -17,7 +17,7 @@ Deviations
 - Paper's count and FLA own a query and key norm for the first sublayer, where they never get a gradient. Here they do not exist.
 - Reference benchmark: eps 1e-5 in the key norms and the norms that follow a mix, where all else has 1e-6. Here the same everywhere;
   ``mix_eps`` sets those. The group size of its published figures is not known; the default makes the paper's eight groups.
-- Not stated: weight decay. Neither queries nor key norms decay.
+- Not stated: weight decay. Queries and key norms do not decay, nor do other norms; in the reference benchmark all of them do.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ class BlockAttnRes(Residual):
         slots = torch.eye(n + (state.running is None), dtype=read.dtype, device=read.device)
         return LinearForm(read, slots[None, None, :, :n], slots[None, None, :, -1])
 
-    def no_decay_parameters(self) -> Iterable[nn.Parameter]:
+    def tables_of_vectors(self) -> Iterable[nn.Parameter]:
         return self.queries, self.key_norms
 
     @staticmethod

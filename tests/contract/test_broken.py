@@ -123,6 +123,23 @@ class ExemptsAStranger(PreLN):
         return [nn.Parameter(torch.zeros(2, 2))]
 
 
+class TabulatesAStranger(PreLN):
+    def tables_of_vectors(self):
+        return [nn.Parameter(torch.zeros(2, 2))]
+
+
+class AddsUpInPlace(PreLN):
+    """It keeps a sum of all that was added, in a buffer of the run that opened the state."""
+
+    def open(self, embedding):
+        self.total = torch.zeros_like(embedding)
+        return super().open(embedding)
+
+    def write(self, state, carry, branch_out, emitted, *, sublayer):
+        self.total += branch_out.detach()
+        return super().write(state, carry, branch_out, emitted, sublayer=sublayer)
+
+
 class CountsItsReads(PreLN):
     """What a sublayer reads depends on how often the module was asked."""
 
@@ -280,6 +297,8 @@ BROKEN = [
     ("what_is_shared_with_pre_ln_is_equal", RenamesTheCore, "under Pre-LN's name and shape: blocks.0.attention.core.q_proj.weight, "),
     ("extra_parameters_equal_their_formula", Miscounts, "params_extra says 7 at 3 blocks of width 16, the model has 6 beyond"),
     ("parameter_groups_are_complete", ExemptsAStranger, "no_decay_parameters names a tensor that is no parameter of the model"),
+    ("parameter_groups_are_complete", TabulatesAStranger, "tables_of_vectors names a tensor that is no parameter of the model"),
+    ("a_run_restarts_at_every_boundary", AddsUpInPlace, "Inplace update to inference tensor"),
     ("a_run_restarts_at_every_boundary", CountsItsReads, "restarted before block 0: off by"),
     ("a_run_restarts_after_later_blocks_changed_places", StaleCache, "before block 1, with blocks 1 and 2 swapped: off by"),
     ("states_are_never_changed", WritesIntoTheState, "changed after it was handed over: the opened state"),

@@ -41,22 +41,28 @@ def test_an_unknown_skip_rule_names_the_known_ones():
 
 
 class WithTable(PreLN):
-    """Owns a matrix that must not decay."""
+    """Owns a matrix that must not decay, a table of vectors, and a matrix."""
 
     def __init__(self, config):
         super().__init__(config)
         self.static = nn.Parameter(torch.empty(4, 5))
+        self.vectors = nn.Parameter(torch.empty(4, 5))
         self.dynamic = nn.Parameter(torch.empty(4, 5))
 
     def no_decay_parameters(self):
         return [self.static]
 
+    def tables_of_vectors(self):
+        return [self.vectors]
 
-def test_a_matrix_that_the_design_exempts_does_not_decay():
+
+def test_a_matrix_that_the_design_exempts_never_decays_and_a_table_of_vectors_where_vectors_do():
     model = build_model(WithTable, **TINY)
-    decay, no_decay = ([id(parameter) for parameter in group["params"]] for group in model.parameter_groups(0.1))
-    assert id(model.residual.static) in no_decay and id(model.residual.static) not in decay
-    assert id(model.residual.dynamic) in decay
+    own = model.residual
+    for decay_vectors, expected in ((False, {own.dynamic}), (True, {own.dynamic, own.vectors})):
+        decaying, rest = ({*group["params"]} for group in model.parameter_groups(0.1, decay_vectors=decay_vectors))
+        assert {*own.parameters()} & decaying == expected
+        assert {*model.parameters()} == decaying | rest and not decaying & rest
 
 
 class WiderAtTheTop(PreLN):

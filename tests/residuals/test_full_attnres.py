@@ -44,13 +44,14 @@ def test_zero_queries_get_a_gradient_and_their_key_norms_none():
     assert model.residual.key_norms.grad.abs().max() == 0
 
 
-def test_parameters_are_a_query_and_a_key_norm_per_mix_and_none_decays():
+def test_parameters_are_a_query_and_a_key_norm_per_mix_and_decay_where_norms_do():
     model = build_model("full_attnres", **SMALL)
     own = dict(model.residual.named_parameters())
     assert {name: tuple(value.shape) for name, value in own.items()} == {"queries": (6, 16), "key_norms": (6, 16)}
     assert model.params_extra == 4 * 3 * 16
-    exempt = {id(parameter) for parameter in model.parameter_groups(0.1)[1]["params"]}
-    assert all(id(parameter) in exempt for parameter in own.values())
+    for decay_vectors in (False, True):  # nor do norms; and where those do, as in the reference benchmark, all of them do
+        decaying = {id(parameter) for parameter in model.parameter_groups(0.1, decay_vectors=decay_vectors)[0]["params"]}
+        assert {id(parameter) in decaying for parameter in (*own.values(), model.final_norm.weight)} == {decay_vectors}
 
 
 def test_flops_count_a_logit_and_a_term_per_source_of_every_mix():
