@@ -54,10 +54,15 @@ class _Sinkhorn(torch.autograd.Function):
 
 
 def _scaling(logits: Tensor, iterations: int) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """M, r_0 ... r_K and c_1 ... c_K. A factor per column is taken from M, which the first normalisation would divide out."""
+    """M, r_0 ... r_K and c_1 ... c_K, however far the logits lie apart.
+
+    A factor per column is taken from M, which the first normalisation would divide out; then one per row, which r_0 takes in its place.
+    """
     m = _tokens_last(logits)
-    m = (m - m.amax(0)).exp()
-    r, c = [torch.ones_like(m[:, :1])], []
+    m = m - m.amax(0)
+    of_row = m.amax(1, keepdim=True)
+    m = (m - of_row).exp_()
+    r, c = [of_row.exp_()], []
     for _ in range(iterations):
         c.append((m * r[-1]).sum(0, keepdim=True).reciprocal())
         r.append((m * c[-1]).sum(1, keepdim=True).reciprocal())

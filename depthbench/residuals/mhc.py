@@ -18,11 +18,12 @@ Deviations
 - Reference benchmark: final norm on each stream, then the sum (option ``norm_then_sum``); branches start smaller by sqrt(n)
   (option ``scale_branch_init``); rows first and columns last, in logarithms, on the transpose, which is the same function.
 - Weight decay on phi alone: b and alpha are exempt, by analogy with HC's static part.
-- Sinkhorn by scaling vectors, H_res = diag(r) M_0 diag(c): the same iterates. In fp32 logits of a token may lie 80 apart.
+- Sinkhorn by scaling vectors, H_res = diag(r) M_0 diag(c): the same iterates.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -63,6 +64,8 @@ class MHC(HyperConnections):
         mix_eps: float | None = None,
     ) -> None:
         super().__init__(config, streams=streams, scale_branch_init=scale_branch_init, norm_then_sum=norm_then_sum, mix_eps=mix_eps)
+        if not (math.isfinite(bias_gap) and bias_gap):
+            raise UserError(f"bias_gap is {bias_gap}: give a number other than 0, at which the streams would stay identical forever")
         if iterations < 1:
             raise UserError(f"iterations is {iterations}: give a whole number of at least 1")
         self.iterations = iterations

@@ -42,7 +42,7 @@ def test_starts_as_pre_ln(streams):
     starts_as_pre_ln("mhc", streams=streams)
 
 
-@pytest.mark.parametrize("bias_gap", [0.0, -3.0, 20.0])
+@pytest.mark.parametrize("bias_gap", [0.5, -3.0, 200.0])
 def test_starts_as_pre_ln_whatever_the_gap(bias_gap):
     starts_as_pre_ln("mhc", bias_gap=bias_gap)
 
@@ -74,7 +74,7 @@ def test_the_streams_are_mixed(sublayer):
 
 
 def test_mixing_leads_from_the_second_index_to_the_first():
-    model = model_of("mhc", bias_gap=0.0)
+    model = model_of("mhc", bias_gap=0.1)
     with torch.no_grad():
         model.residual.connections[0].bias[8:].view(4, 4)[1] = torch.tensor([0.0, 0, 0, 50])
     state = model.embed(some_tokens(model))._replace(x=random(2, 6, 4, 12))
@@ -93,7 +93,7 @@ def test_streams_are_identical_at_the_start_and_separate_in_training():
     assert embedded == 0 and min(later) > 1e-9
 
 
-@pytest.mark.parametrize("gap", [0.0, 2.0])
+@pytest.mark.parametrize("gap", [0.5, 2.0])
 def test_streams_that_are_read_alike_never_separate(gap):
     """The symmetric saddle: phi 0 and one b_pre for all, whatever b_res is. This is why the start is not uniform. With two streams the
     halves that a symmetric mixing gives them are exact, so that the difference is 0 and not only small."""
@@ -152,14 +152,22 @@ def test_sinkhorn_keeps_nothing_but_the_logits():
     assert [tensor.data_ptr() for tensor in kept] == [logits.data_ptr()]
 
 
+def in_logarithms(logits, iterations):
+    for _ in range(iterations):
+        logits = logits - logits.logsumexp(-2, keepdim=True)
+        logits = logits - logits.logsumexp(-1, keepdim=True)
+    return logits.exp()
+
+
 def test_sinkhorn_in_fp32_stays_near_fp64_and_takes_logits_of_any_size():
-    for level in (0.0, 1e3, -1e3):
-        logits = (logits_of(3.0) + level).float()
-        assert_near(sinkhorn(logits, 20), sinkhorn(logits.double(), 20), 1e-5)
-    apart = torch.tensor([[[40.0, -40], [0, 0]]], requires_grad=True)
-    mixing = sinkhorn(apart, 20)
-    mixing[0, 0, 0].backward()
-    assert mixing.isfinite().all() and apart.grad.isfinite().all()
+    direction = random(4, 4)
+    for apart, level in ((3.0, 0.0), (3.0, 1e3), (3.0, -1e3), (30.0, 0.0), (100.0, 0.0), (1e4, 0.0)):  # beyond what exp of a logit can be
+        logits = (logits_of(apart) + level).float().requires_grad_()
+        exact = logits.detach().double().requires_grad_()
+        mixing, expected = sinkhorn(logits, 20), in_logarithms(exact, 20)
+        assert_near(mixing, expected, 1e-4)
+        (gradient,) = torch.autograd.grad((mixing * direction.float()).sum(), logits)
+        assert_near(gradient, torch.autograd.grad((expected * direction).sum(), exact)[0], 1e-4)
 
 
 def test_a_single_stream_mixes_with_weight_one():
@@ -202,6 +210,12 @@ def test_bias_and_scales_never_decay_and_phi_does(decay_vectors):
     for own in model.residual.connections:
         assert id(own.phi) in ids
         assert not ids & {id(own.bias), id(own.alpha)}
+
+
+@pytest.mark.parametrize("gap", [0.0, float("inf"), float("nan")])
+def test_a_gap_that_starts_all_streams_alike_or_nowhere_is_refused_in_one_line(gap):
+    with pytest.raises(UserError, match=f"^bias_gap is {gap}: give a number other than 0, at which the streams would stay"):
+        build_model("mhc", **SMALL, bias_gap=gap)
 
 
 def test_no_iterations_are_refused_in_one_line():
