@@ -56,8 +56,8 @@ class HyperConnections(Residual):
         super().__init__(config)
         if streams < 1:
             raise UserError(f"streams is {streams}: give a whole number of at least 1")
-        if mix_eps is not None and not mix_eps > 0:
-            raise UserError(f"mix_eps is {mix_eps}: give a number above 0, such as 1e-6, or null for norm_eps")
+        if mix_eps is not None and not 0 < mix_eps < 1:
+            raise UserError(f"mix_eps is {mix_eps}: give a number between 0 and 1, such as 1e-6, or null for norm_eps")
         self.streams = streams
         self.scale_branch_init = scale_branch_init
         self.norm_then_sum = norm_then_sum

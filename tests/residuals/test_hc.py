@@ -195,8 +195,9 @@ def test_the_static_part_never_decays_and_the_dynamic_part_does(decay_vectors):
 def test_options_out_of_range_are_refused_in_one_line(design):
     with pytest.raises(UserError, match="^streams is 0: give a whole number of at least 1$"):
         build_model(design, **SMALL, streams=0)
-    with pytest.raises(UserError, match="^mix_eps is 0.0: give a number above 0"):
-        build_model(design, **SMALL, mix_eps=0.0)
+    for eps in (0.0, 1.0, float("inf"), float("nan")):
+        with pytest.raises(UserError, match=f"^mix_eps is {eps}: give a number between 0 and 1"):
+            build_model(design, **SMALL, mix_eps=eps)
 
 
 # What probes see ------------------------------------------------------------------------------------------------------------------
