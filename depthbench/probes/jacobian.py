@@ -8,9 +8,9 @@ positions depend on x_p: that is why y is summed. With several streams per token
 A row v^T J is one vector-Jacobian product: v as the gradient on y at every position, then the mean over positions of the gradient on x.
 Exactly, v takes the D unit vectors. Estimated (Hutchinson), v has independent signs, and E ||v^T (J - I)||^2 = ||J - I||_F^2.
 
-All rows are pulled through one graph of one block, which starts at the cached state before it. One by one, over a micro-batch: a
-batch of tokens keeps the products as busy as a batch of rows would (no slower where that was measured), and takes nothing from a design
-but that its graph may be walked twice.
+All rows are pulled through one graph of one block, which starts at the cached state before it. They come one after the other: a
+micro-batch of tokens keeps the machine as busy as a batch of rows would, and asks nothing of a design but that its graph can be walked
+again.
 
 B batch, T time, D width, L blocks, R directions.
 """
@@ -58,7 +58,7 @@ def jacobian(
         raise unknown("method", method, METHODS)
     if samples < 2:
         raise UserError(f"samples is {samples}: a standard error takes at least 2")
-    rows = Rows(tokens[:, 1:].numel())
+    rows = Rows(tokens[..., 1:].numel())
     if why := without_stream(model.residual):
         rows.not_defined("deviation", why)
         return rows.frame()
@@ -89,7 +89,7 @@ def _signs(model: LanguageModel, samples: int) -> Tensor:
 def _products(model: LanguageModel, tokens: Tensor, directions_LRD: Tensor, micro_batch: int, progress: Progress | None) -> Tensor:
     """v^T J_l for every direction v of block l, (L, R, D)."""
     n_layer, done = model.config.n_layer, 0
-    summed_LRD = torch.zeros_like(directions_LRD, memory_format=torch.contiguous_format)
+    summed_LRD = directions_LRD.new_zeros(directions_LRD.shape)
     positions_L11 = summed_LRD.new_zeros(n_layer, 1, 1)
     with looking_at(model) as eager, _frozen(eager):
         for inputs_BT, _ in micro_batches(eager, tokens, micro_batch, None):
@@ -109,7 +109,7 @@ def _pull(model: LanguageModel, state: State, block: int, directions_RD: Tensor,
         y = residual.stream(model.run(residual.with_stream(state, x), block, block + 1))
     if y.requires_grad:  # else x is not read, and its gradient is 0
         for direction_D, row_D in zip(directions_RD.to(y.dtype), onto, strict=True):
-            pulled = torch.autograd.grad(y, x, direction_D.expand_as(y), retain_graph=True, materialize_grads=True)[0]
+            pulled = torch.autograd.grad(y, x, direction_D.expand_as(y), retain_graph=True)[0]
             row_D += pulled.flatten(0, -2).sum(0, dtype=onto.dtype)
     return x[..., 0].numel()
 

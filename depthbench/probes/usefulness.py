@@ -35,9 +35,7 @@ RIDGE = 1e-3  # lambda, in mean diagonals of X'X
 USEFUL_ABOVE = 1.1  # the loss ratio
 
 
-def usefulness(
-    model: LanguageModel, tokens: Tensor, *, micro_batch: int = MICRO_BATCH, progress: Progress | None = None
-) -> pd.DataFrame:
+def usefulness(model: LanguageModel, tokens: Tensor, *, micro_batch: int = MICRO_BATCH, progress: Progress | None = None) -> pd.DataFrame:
     """The loss with block l replaced by its best affine map, over the loss as it is, for every block l; above 1.1 the block is useful.
 
     ``tokens`` is (windows, T + 1), at least two windows; ``n_tokens`` counts those of the half that is measured.
@@ -59,8 +57,9 @@ def usefulness(
         for blocks in _groups(eager, to_fit[:micro_batch]):
             maps = _fit(eager, to_fit, blocks, micro_batch)
             replaced.append(_losses(eager, to_measure, blocks, maps, micro_batch, _part(progress, blocks, model.config.n_layer)))
-    ratios, fitted, unknowns = (torch.cat(replaced) / loss).tolist(), to_fit[:, 1:].numel(), 1 + len(maps[0].bias_W)
+    fitted, unknowns = to_fit[:, 1:].numel(), 1 + len(maps[0].bias_W)
     note = f"fitted on {fitted} tokens, fewer than the {unknowns} weights of an output" if fitted < unknowns else None
+    ratios = (torch.cat(replaced) / loss).tolist()
     for block, ratio in enumerate(ratios):
         rows.add("loss_ratio", ratio, block, note=note)
     numbers = [ratio for ratio in ratios if not math.isnan(ratio)]
@@ -115,13 +114,13 @@ class Products:
         self.total.addmm_(one_x_y[:, : 1 + self.width].mT, one_x_y)
 
     def affine_map(self, dtype: torch.dtype) -> AffineMap:
-        """The ridge fit; NaN where the states are not finite."""
+        """The ridge fit; NaN where the states are not finite (hence no check of the factorisation)."""
         first, products = self.total[0] / self.total[0, 0], self.total[1:]
         means, (of_x, of_y) = first[1:].split(self.width), products[:, 1:].split(self.width, 1)
         ridge = (RIDGE * of_x.diagonal().mean()).clamp_min(torch.finfo(of_x.dtype).tiny)  # all states 0: the map is 0
         of_x, of_y = (product - torch.outer(products[:, 0], mean) for product, mean in zip((of_x, of_y), means, strict=True))
-        factor, failed = torch.linalg.cholesky_ex(of_x.diagonal_scatter(of_x.diagonal() + ridge))
-        weight = torch.cholesky_solve(of_y, torch.where(failed > 0, math.nan, factor))
+        factor, _ = torch.linalg.cholesky_ex(of_x.diagonal_scatter(of_x.diagonal() + ridge))
+        weight = torch.cholesky_solve(of_y, factor)
         return AffineMap(weight.to(dtype), (means[1] - means[0] @ weight).to(dtype))
 
 

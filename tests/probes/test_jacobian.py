@@ -234,5 +234,7 @@ def test_what_is_missing_or_wrong_is_said_in_one_line():
         jacobian(model_of(), some_windows(), method="exakt")
     with pytest.raises(UserError, match="samples is 1"):
         jacobian(model_of(), some_windows(), samples=1)
+    with pytest.raises(UserError, match="a probe takes"):
+        jacobian(model_of(), some_windows()[0])
     (row,) = jacobian(model_of(TwoLanes), some_windows()).to_dict("records")
     assert row["status"] == "not_defined" and row["note"] == "TwoLanes does not say what a block maps: implement stream and with_stream"
