@@ -15,8 +15,9 @@ def headline(probe: str, rows: pd.DataFrame) -> str:
     """The line for the rows of one measurement: its numbers, and what is not defined for the design, with the reason."""
     ok = rows[rows["status"] == "ok"].sort_values(["i", "j"])
     said = [LINES[probe](lambda metric: ok[ok["metric"] == metric])] if len(ok) else []
-    reasons = rows.loc[rows["status"] == "not_defined", ["metric", "note"]].itertuples(index=False)
-    said += [f"{f'{metric} ' if len(ok) else ''}not defined: {note}" for metric, note in reasons]
+    for reason, group in rows[rows["status"] == "not_defined"].groupby("note", sort=False):
+        what = f"{', '.join(group['metric'])} " if len(ok) else ""
+        said.append(f"{what}not defined: {reason}")
     return "; ".join(said)
 
 

@@ -39,5 +39,5 @@ def measure(plan: Plan, folder: Path, model: LanguageModel, data: CorpusDataModu
     except Interrupted as stop:
         print(f"\nInterrupted. The run is finished; `depthbench probe {plan.run_id}` measures what is missing.", flush=True)
         return stop.exit_code
-    print(f"probes: {', '.join(plan.probes)} on {len(tokens)} windows of {tokens.shape[1] - 1} tokens ({seconds:.1f} s)", flush=True)
+    print(f"probes: {', '.join(plan.probes)} ({len(tokens)} x {tokens.shape[1] - 1} held-out tokens, {seconds:.1f} s)", flush=True)
     return 0

@@ -56,7 +56,7 @@ def probe(args: Namespace, folder: Path) -> int:
     wanted = runner.measurements(subject.model, names, args.skip_rule)
     there = () if args.fresh else runner.found(subject).keys()
     missing = [measurement for measurement in wanted if measurement not in there]
-    shape = f"{len(tokens)} held-out windows of {tokens.shape[1] - 1} tokens"
+    shape = f"{len(tokens)} x {tokens.shape[1] - 1} held-out tokens"
     print(f"{loaded.run_id}, step {loaded.step}: {shape}, on {device.type}", flush=True)
     if len(missing) < len(wanted):
         print(f"already there: {', '.join(str(one) for one in wanted if one in there)} (--fresh measures again)", flush=True)
