@@ -5,6 +5,8 @@ N tokens, D width, V vocabulary, L blocks.
 
 from __future__ import annotations
 
+from itertools import chain
+
 import pandas as pd
 import torch
 from torch import Tensor
@@ -14,7 +16,7 @@ from depthbench.probes.base import MICRO_BATCH, Progress, Rows, looking_at, micr
 
 METRICS = ("loss", "kl", "top5_overlap")
 TOP = 5
-PARTS = 16  # of a micro-batch's tokens: the fp64 work on one part's logits takes less room than a forward pass's logits of all
+LOGITS, ROWS = 2**18, 64  # logits that are worked on together, to stay in the cache; but of so many tokens at least, for the product's sake
 
 
 def logit_lens(model: LanguageModel, tokens: Tensor, *, micro_batch: int = MICRO_BATCH, progress: Progress | None = None) -> pd.DataFrame:
@@ -32,7 +34,7 @@ def logit_lens(model: LanguageModel, tokens: Tensor, *, micro_batch: int = MICRO
         for inputs_BT, targets_BT in micro_batches(model, tokens, micro_batch, progress):
             states = enumerate(model.boundaries(model.embed(inputs_BT)))
             hidden = [model.residual.close(state, model.final_norm, block=block).flatten(0, 1) for block, state in states]
-            size = -(-targets_BT.numel() // PARTS)
+            size = max(ROWS, LOGITS // model.config.vocab_size)
             for *hidden_ND, targets_N in zip(*(tensor.split(size) for tensor in (*hidden, targets_BT.flatten())), strict=True):
                 sums += compare(model.head, hidden_ND, targets_N)
     rows = Rows(tokens[:, 1:].numel())
@@ -44,16 +46,20 @@ def logit_lens(model: LanguageModel, tokens: Tensor, *, micro_batch: int = MICRO
 
 def compare(head: torch.nn.Module, hidden_ND: list[Tensor], targets_N: Tensor) -> Tensor:
     """The three METRICS summed over tokens, (L + 1, 3), from what the head multiplies at each boundary."""
-    last = head(hidden_ND[-1]).double().log_softmax(-1)  # (N, V): ln p
-    p, top = last.exp(), _top(last)
-    found = []
-    for h_ND in hidden_ND:
-        q = last if h_ND is hidden_ND[-1] else head(h_ND).double().log_softmax(-1)
-        common = (top.unsqueeze(-1) == _top(q).unsqueeze(-2)).any(-1)
-        found.append(torch.stack([-q.gather(-1, targets_N.unsqueeze(-1)).sum(), (p * (last - q)).sum(), common.double().mean(-1).sum()]))
-    return torch.stack(found)
+    last_NV = head(hidden_ND[-1])
+    p_NV, top = last_NV.softmax(-1, dtype=torch.float64), _top(last_NV)
+
+    def sums(logits_NV: Tensor) -> Tensor:
+        log_q = logits_NV.log_softmax(-1, dtype=torch.float64)
+        common = (_top(logits_NV).unsqueeze(-1) == top.unsqueeze(-2)).any(-1)
+        own = log_q.gather(-1, targets_N.unsqueeze(-1))
+        return torch.stack([-own.sum(), -torch.linalg.vecdot(p_NV, log_q).sum(), common.double().mean(-1).sum()])
+
+    found = torch.stack([sums(logits_NV) for logits_NV in chain(map(head, hidden_ND[:-1]), [last_NV])])
+    found[:, 1] -= found[-1, 1].clone()  # KL(p || q) is the cross entropy less p's own
+    return found
 
 
-def _top(log_probabilities_NV: Tensor) -> Tensor:
+def _top(logits_NV: Tensor) -> Tensor:
     """The ids of the most likely tokens, (N, 5), or of all where there are fewer."""
-    return log_probabilities_NV.topk(min(TOP, log_probabilities_NV.shape[-1]), sorted=False).indices
+    return logits_NV.topk(min(TOP, logits_NV.shape[-1]), sorted=False).indices

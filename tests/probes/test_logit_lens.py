@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ from depthbench.probes.logit_lens import logit_lens
 from tests.probes import crafted
 from tests.probes.crafted import every_design, every_design_in_use, model_of, some_windows, values_of
 
+module = sys.modules["depthbench.probes.logit_lens"]  # the package shows the function under this name
 METRICS = ("loss", "kl", "top5_overlap")
 ROWS = dict.fromkeys(METRICS, 4)
 
@@ -27,7 +30,10 @@ def test_the_last_entry_is_the_model(design, dtype):
 
 
 @every_design
-def test_equals_exits_token_by_token(design):
+def test_equals_exits_token_by_token(design, monkeypatch):
+    """Five tokens at a time, which divides no window."""
+    monkeypatch.setattr(module, "LOGITS", 0)
+    monkeypatch.setattr(module, "ROWS", 5)
     model, windows = model_of(design, dtype=torch.float64), some_windows(windows=2)
     expected = [exits(model, window) for window in windows]
     frame = logit_lens(model, windows)
