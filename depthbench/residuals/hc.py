@@ -43,7 +43,7 @@ class HC(HyperConnections):
     mix_eps: eps of the norm that the coefficients are computed from (null: norm_eps)
     """
 
-    about = About("hyper-connections", "A_r'H + B'F(N(A_m'H))", "dynamic", "its own mix of n streams", "2409.19606")
+    about = About("hyper-connections", "A_r^T H + B^T F(N(A_m^T H))", "dynamic", "its own mix of n streams", "2409.19606")
     exempt_from_decay = ("static_alpha", "static_beta")
 
     def __init__(
