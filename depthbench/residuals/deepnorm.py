@@ -3,7 +3,7 @@
     x_0 = embedding,    x_{k+1} = LN_k(alpha x_k + F_k(x_k)),    hidden = N(x_2L)
     alpha = (2L)^(1/4),    beta = (8L)^(-1/4)
 
-Source: arXiv 2203.00555, section 3 and its table for decoder-only models; L counts blocks.
+Source: arXiv 2203.00555, Figure 2 (the rule, and alpha and beta of decoder-only models); L counts blocks.
 Shapes: x_k (B, T, D), k the sublayer from 0; LN is LayerNorm with weight, N the RMSNorm all designs end with. No input norms: as many
 parameters as Pre-LN. beta scales the initial spread of the value, output, gate, up and down matrices, alpha stays for good.
 
