@@ -22,11 +22,14 @@ def test_the_last_entry_is_the_model(design, dtype):
     model, windows = model_of(design, dtype=dtype), some_windows()
     frame = logit_lens(model, windows)
     crafted.assert_every_value_is_finite(frame, ROWS)
-    with torch.no_grad():
-        loss = torch.nn.functional.cross_entropy(model(windows[:, :-1]).double().flatten(0, 1), windows[:, 1:].flatten()).item()
-    assert values_of(frame, "loss")[3] == pytest.approx(loss, abs=1e-6 if dtype == torch.float32 else 1e-2)
+    assert values_of(frame, "loss")[3] == pytest.approx(loss_of(model, windows), abs=1e-6 if dtype == torch.float32 else 1e-2)
     assert values_of(frame, "kl")[3] == 0.0
     assert values_of(frame, "top5_overlap")[3] == 1.0
+
+
+@torch.no_grad()
+def loss_of(model, windows) -> float:
+    return torch.nn.functional.cross_entropy(model(windows[:, :-1]).double().flatten(0, 1), windows[:, 1:].flatten()).item()
 
 
 @every_design
@@ -68,13 +71,11 @@ def test_identity_blocks_leave_nothing_to_add():
 
 @pytest.mark.parametrize("norm_then_sum", [False, True])
 def test_hyper_connections_close_their_streams_as_the_model_does(norm_then_sum):
-    """A model that stops at the boundary has the same final norm, head and reduction."""
+    """A model that ends at the boundary has the same final norm, head and reduction."""
     model, windows = model_of("hc", dtype=torch.float64, norm_then_sum=norm_then_sum), some_windows()
     short = model_of("hc", dtype=torch.float64, n_layer=2, norm_then_sum=norm_then_sum)
     short.load_state_dict({name: model.state_dict()[name] for name in short.state_dict()})
-    expected = values_of(logit_lens(short, windows), "loss")
-    found = values_of(logit_lens(model, windows), "loss")
-    assert {block: found[block] for block in range(3)} == pytest.approx(expected, abs=1e-12)
+    assert values_of(logit_lens(model, windows), "loss")[2] == pytest.approx(loss_of(short, windows), abs=1e-12)
 
 
 def test_a_vocabulary_of_three_has_a_top_three():
