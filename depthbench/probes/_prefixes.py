@@ -18,11 +18,15 @@ from depthbench.residuals.base import State
 
 
 def prefixes(model: LanguageModel, inputs_BT: Tensor) -> Iterator[tuple[int, State]]:
-    """(boundary, state there) from 0, before the first block, to L, after the last. Holds one state at a time."""
+    """(boundary, state there) from 0, before the first block, to L, after the last. Holds two states at a time.
+
+    A state is handed out when the walk has gone on from it: designs whose states share a buffer copy it for all that go on later.
+    """
     state = model.embed(inputs_BT)
     for block in range(len(model.blocks)):
+        after = model.run(state, block, block + 1)
         yield block, state
-        state = model.run(state, block, block + 1)
+        state = after
     yield len(model.blocks), state
 
 

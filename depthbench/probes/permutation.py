@@ -1,7 +1,7 @@
 """Permutation score (probe 3 of arXiv 2609.32534): what it costs when two blocks change places.
 
 With blocks i < j exchanged, everything before block i is as it was, and is run once for all j: what remains are 2/3 (L + 1) / L of
-L (L - 1) / 2 whole passes. One state is kept, whatever the depth.
+L (L - 1) / 2 whole passes. Two states are kept, whatever the depth.
 """
 
 from __future__ import annotations
