@@ -189,7 +189,7 @@ PROBES = (
     Probe(
         "transport",
         "Residual transport",
-        "Hyper-connections: per token the residual mixing composed from block a to block b; its effective rank exp H(s² / Σs²), its "
+        "Hyper-connections: per token the residual mixing composed from boundary a to boundary b; its effective rank exp H(s² / Σs²), its "
         "singular values s, and the mean |cosine| of pairs of its columns, then means over tokens. Attention residuals: the softmax "
         "weights over the sources that each sublayer reads; the dead segment is how many first blocks give the running sum less than 0.01.",
         (
@@ -203,7 +203,8 @@ PROBES = (
             Drawing(
                 "transport_spectrum",
                 "Transport: singular values over the distance that is composed",
-                "Lines that part with distance say that the mixings forget all but one direction; bands go from least to largest pair.",
+                "Lines that part with distance say that the mixings forget all but one direction; a band goes from the least to the "
+                "largest of the pairs.",
                 ("singular_value",),
                 probes.transport_spectrum,
                 probes.spectrum,

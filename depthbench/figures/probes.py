@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from depthbench.figures import maps, palette, profiles, style
+from depthbench.figures import maps, palette, profiles, scales, style
 from depthbench.figures.maps import BLOCKS, BOUNDARIES, Axis
 from depthbench.figures.profiles import Depth, Quantity
 
@@ -103,7 +103,7 @@ def paths(panels: Panels, *, relative: bool = False) -> go.Figure:
 
 
 def transport_rank(panels: Panels, *, relative: bool = False) -> go.Figure:
-    """Map of the effective rank of the composed residual mixing from block a to block b."""
+    """Map of the effective rank of the residual mixing composed from boundary a to boundary b."""
     shown = _shown(panels, "transport", ("effective_rank",))
     return maps.pair_map(shown, **_FROM_TO, name="effective rank of the mixing", lowest=1.0, relative=relative)
 
@@ -116,7 +116,7 @@ def transport_overlap(panels: Panels, *, relative: bool = False) -> go.Figure:
 
 def spectrum(rows: pd.DataFrame) -> pd.DataFrame:
     """The composed mixing's singular values over the distance b - a: one row per ``singular_value`` (1 = largest) and ``distance`` with
-    the mean, least and largest ``value`` over the ``n`` pairs of blocks that far apart."""
+    the mean, least and largest ``value`` over the ``n`` pairs of boundaries that far apart."""
     taken = of_probe(rows, "transport")
     number = taken["metric"].str.extract(r"^singular_value_(\d+)$")[0]
     taken = taken.assign(singular_value=pd.to_numeric(number), distance=taken["j"].astype(float) - taken["i"].astype(float))
@@ -129,27 +129,32 @@ def spectrum(rows: pd.DataFrame) -> pd.DataFrame:
 
 def transport_spectrum(panels: Panels, *, colors: Colors = None) -> go.Figure:
     """Singular values of the composed mixing over the distance it spans: a line each, the largest the darkest, with a band from least to
-    largest over the pairs of blocks."""
+    largest over the pairs of boundaries."""
     shown = _measured({title: spectrum(rows) for title, rows in panels.items()})
     colors = colors or dict(zip(shown, profiles.DISTINCT, strict=False))
+    every = pd.concat(shown.values())[["value_min", "value_max"]].to_numpy().ravel()
+    scale = scales.fitting(every)
     result = style.base_figure(height=profiles.ONE_ROW)
     for title, lines in shown.items():
         for number, line in lines.groupby("singular_value"):
             strength = max(0.35, 1 - 0.2 * (number - 1))
-            band = {"x": [*line["distance"], *line["distance"][::-1]], "y": [*line["value_max"], *line["value_min"][::-1]]}
+            edges = scale.place(np.concatenate([line["value_max"], line["value_min"][::-1]]))
+            band = {"x": np.concatenate([line["distance"], line["distance"][::-1]]), "y": edges}
             result.add_scatter(**band, fill="toself", fillcolor=colors[title], opacity=0.13, mode="lines", line={"width": 0}, **_UNNAMED)
             result.add_scatter(
                 x=line["distance"],
-                y=line["value"],
+                y=scale.place(line["value"]),
+                customdata=line["value"],
                 mode="lines+markers",
                 name=f"{title} · s{number}" if title else f"singular value {number}",
                 opacity=strength,
                 line={"color": colors[title], "width": 2, "dash": palette.DASHES[(number - 1) % len(palette.DASHES)]},
                 marker={"size": 4},
-                hovertemplate=f"<b>singular value {number}</b><br>over %{{x}} blocks: %{{y:.4g}}<extra></extra>",
+                hovertemplate=f"<b>singular value {number}</b><br>over %{{x}} blocks: %{{customdata:.4g}}<extra></extra>",
             )
     result.update_xaxes(type="linear", title_text="distance b − a in blocks")
-    result.update_yaxes(type="linear", title_text="singular value", rangemode="tozero")
+    ticks = scale.ticks(scale.place(every).min(), scale.place(every).max())
+    result.update_yaxes(type="linear", title_text="singular value" + scale.note, rangemode="normal" if ticks else "tozero", **ticks)
     return result
 
 
@@ -158,7 +163,7 @@ def depth_weights(panels: Panels, *, relative: bool = False) -> go.Figure:
     shown = _shown(panels, "transport", ("depth_weight",))
     dead = {title: value for title in shown if (value := single(panels[title], "transport", "dead_segment"))}
     marks = {title: 2 * blocks for title, blocks in dead.items()}
-    axes = {"rows": Axis("source slot", "slot"), "columns": SUBLAYER}
+    axes = {"rows": Axis("source slot (0 = embedding)", "slot"), "columns": SUBLAYER}
     return maps.pair_map(shown, **axes, name="depth weight", square=False, fit_scale=True, marks=marks, relative=relative)
 
 
@@ -188,7 +193,7 @@ def single(rows: pd.DataFrame, probe: str, metric: str) -> float | None:
 
 
 _UNNAMED = {"hoverinfo": "skip", "showlegend": False}
-_FROM_TO = {"rows": Axis("from block a", "block"), "columns": Axis("to block b", "block")}
+_FROM_TO = {"rows": Axis("from boundary a (0 = embedding)", "boundary"), "columns": Axis("to boundary b", "boundary")}
 
 
 def _states(relative: bool) -> Depth:

@@ -15,6 +15,7 @@ from depthbench.figures import palette, scales, style
 ROW_HEIGHT = 210
 ONE_ROW = 400
 REFERENCE = "rgba(128,138,150,0.95)"
+LOST = {"symbol": "x", "size": 9, "color": palette.NOT_FINITE}
 DISTINCT = (palette.BASELINE, *palette.OTHER_COLORS)  # for runs whose colours the caller does not choose
 
 
@@ -84,13 +85,14 @@ def _add_row(result, where, quantity, rows_of, panels, depth, colors) -> None:
     """One quantity of all runs: ``rows_of`` holds its own rows, ``panels`` all of them."""
     every = pd.concat([rows["value"] for rows in rows_of.values()]).to_numpy(float)
     scale = scales.fitting(every, origin=quantity.base) if quantity.fit_scale else scales.Scale()
-    for title, rows in rows_of.items():
-        if rows.empty:
+    for title, recorded in rows_of.items():
+        if recorded.empty:
             continue
-        values, x = rows["value"].to_numpy(float), depth.positions(rows["i"], int(panels[title]["i"].max()))
+        rows = recorded if quantity.base is not None else _with_gaps(recorded)
+        last, values = int(panels[title]["i"].max()), rows["value"].to_numpy(float)
         named = f"<b>{title}</b><br>" if title else ""
         common = {
-            "x": x,
+            "x": depth.positions(rows["i"], last),
             "y": scale.place(values),
             "name": title,
             "legendgroup": title,
@@ -105,13 +107,19 @@ def _add_row(result, where, quantity, rows_of, panels, depth, colors) -> None:
             line, marker = {"color": colors[title], "width": 2}, {"size": 5, "color": colors[title]}
             first = where["row"] == 1
             result.add_scatter(mode="lines+markers", line=line, marker=marker, error_y=error, connectgaps=False, showlegend=first, **common)
-        if (bad := ~np.isfinite(values)).any():
+        bad = recorded.loc[~np.isfinite(recorded["value"].astype(float)), "i"]
+        if len(bad):
             edge = scale.place(every[np.isfinite(every)]).min() if np.isfinite(every).any() else 0.0
-            marker = {"symbol": "x", "size": 9, "color": palette.NOT_FINITE}
-            hover = [f"{named}{depth.word} {i:.0f}<br><b>not finite</b>" for i in rows["i"][bad]]
-            lost = {"x": x[bad], "y": np.full(bad.sum(), edge), "hovertext": hover, "hoverinfo": "text", **where}
-            result.add_scatter(mode="markers", name="not finite", marker=marker, showlegend=False, **lost)
+            hover = [f"{named}{depth.word} {i:.0f}<br><b>not finite</b>" for i in bad]
+            crosses = {"x": depth.positions(bad, last), "y": np.full(len(bad), edge), "hovertext": hover, "hoverinfo": "text"}
+            result.add_scatter(mode="markers", name="not finite", marker=LOST, showlegend=False, **crosses, **where)
     _lay_out(result, where, quantity, scale, every)
+
+
+def _with_gaps(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows with one more, without a value, at each index between the first and the last that has none: a line does not pass there."""
+    every = pd.RangeIndex(int(rows["i"].min()), int(rows["i"].max()) + 1, name="i")
+    return rows.astype({"i": int}).set_index("i").reindex(every).reset_index()
 
 
 def _add_bars(result, common, values, quantity, scale, color) -> None:

@@ -99,6 +99,10 @@ def test_the_spectrum_is_the_mean_over_pairs_that_far_apart():
     np.testing.assert_allclose(first["value_max"] - first["value_min"], [0.3, 0.2, 0.1, 0.0], atol=1e-12)
     figure = probes.transport_spectrum({"": measured(4, slots="streams")})
     assert [trace.name for trace in figure.data if trace.name] == ["singular value 1", "singular value 2"]
+    rows = measured(4, slots="streams")
+    rows["value"] = rows["value"].mask(rows["metric"] == "singular_value_1", 10.0 ** (rows["j"] - rows["i"]))
+    figure = probes.transport_spectrum({"": rows})
+    assert list(figure.data[1].y) == [1, 2, 3, 4] and "log scale" in figure.layout.yaxis.title.text
 
 
 def test_depth_weights_end_the_dead_segment_with_a_line():
@@ -211,6 +215,12 @@ def test_the_scale_fits_the_values():
     assert scales.fitting([-1e-3, 2e-3, 1, -1e-3]).kind == "symlog"
     assert scales.fitting([0.001] * 9 + [1], origin=0).kind == "symlog", "bars stand on their origin"
     assert scales.fitting([]).kind == scales.fitting([0, 0]).kind == scales.fitting([NAN]).kind == "linear"
+
+
+def test_a_line_does_not_pass_where_nothing_was_measured():
+    rows = measured(4, slots="sources")
+    (line,) = probes.running_weight({"": rows[~((rows["metric"] == "running_weight") & (rows["i"] == 4))]}).data
+    assert list(line.x) == [1, 2, 3, 4, 5, 6, 7] and np.isnan(line.y[3]) and np.isfinite(line.y[[2, 4]]).all()
 
 
 @pytest.mark.parametrize("kind", ["linear", "log", "symlog"])
