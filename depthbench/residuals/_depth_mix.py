@@ -104,6 +104,7 @@ class Tape:
         self.rows, self.group_size, self.n_mix = rows, group_size, n_mix
         self.position = position  # the mix that is read next
         self.weights: Tensor  # (M, D): w_k, set where the graph begins
+        self.wants_weights: bool  # whether their gradient is asked for
         with torch.inference_mode(False):  # as for the rows; (N, M); of a mix that was never made, inf: no weight
             self.lse = rows.values.new_full((rows.values.shape[1], n_mix), torch.inf)
         self.first: list[int] = []  # per source, the first mix that reads it
@@ -219,6 +220,7 @@ class Begin(Function):
         ctx.tape = tape
         ctx.save_for_backward(queries, key_norms)
         tape.weights = queries * key_norms
+        tape.wants_weights = any(ctx.needs_input_grad)
         return queries.new_empty(0)
 
     @staticmethod
@@ -259,8 +261,12 @@ class Register(Function):
     @once_differentiable
     def backward(ctx, _):
         tape, shape = ctx.tape, ctx.tape.rows.shape
+        pulled: list[Tensor | None] = []
         with without_autocast(tape.rows.values):
-            pulled = [tape.pull(row).view(shape) for row in reversed(range(ctx.begin, ctx.begin + len(ctx.needs_input_grad) - 2))]
+            for source, wanted in reversed([*enumerate(ctx.needs_input_grad[2:])]):
+                # Weights gather their gradient as sources do; without them, a source that wants none costs nothing.
+                wanted = wanted or tape.wants_weights
+                pulled.append(tape.pull(ctx.begin + source).view(shape) if wanted else None)
         return None, None, *reversed(pulled)
 
 
