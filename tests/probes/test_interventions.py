@@ -287,7 +287,7 @@ def peaks_of(model, act):
     return peaks
 
 
-@pytest.mark.parametrize(("design", "carries"), [("pre_ln", 0), ("keel", 0), ("mhc", 0), ("moda", 1), ("block_attnres", 1)])
+@pytest.mark.parametrize(("design", "carries"), [("pre_ln", 0), ("hc", 0), ("moda", 1), ("block_attnres", 1)])
 def test_what_is_kept_is_bounded_and_does_not_grow(design, carries):
     """At most L + 2 depth states beside those of a whole pass, and in the 50th micro-batch as many as in the first. Where a state holds
     what all earlier sublayers wrote, what a whole pass carries is there twice: in the run with an intervention, and in the one without."""
