@@ -45,6 +45,8 @@ def micro_batches(model: LanguageModel, tokens: Tensor, micro_batch: int, progre
     """(inputs, targets), each (B, T) on the model's device, for at most ``micro_batch`` windows at a time; reports progress after each."""
     if tokens.ndim != 2 or tokens.shape[0] < 1 or tokens.shape[1] < 2:
         raise UserError(f"tokens have shape {tuple(tokens.shape)}: a probe takes (windows, T + 1), at least one window of two tokens")
+    if micro_batch < 1:
+        raise UserError(f"micro_batch is {micro_batch}: give a whole number of at least 1")
     device, done = model.head.weight.device, 0
     for windows in tokens.to(device).split(micro_batch):
         yield windows[:, :-1], windows[:, 1:]
@@ -55,8 +57,9 @@ def micro_batches(model: LanguageModel, tokens: Tensor, micro_batch: int, progre
 
 def summed_loss(model: LanguageModel, state: State, targets_BT: Tensor) -> Tensor:
     """Cross entropy in nats, summed over all tokens, as a 0-dim fp64 tensor, from the state after the last block."""
-    losses = F.cross_entropy(model.logits(state).float().flatten(0, 1), targets_BT.flatten(), reduction="none")
-    return losses.double().sum()
+    logits_BTV = model.logits(state)
+    logits_BTV = logits_BTV.to(torch.promote_types(logits_BTV.dtype, torch.float32))
+    return F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), reduction="none").double().sum()
 
 
 def late_from(n_layer: int) -> int:

@@ -156,3 +156,8 @@ def test_rows_have_the_columns_of_the_store():
         }
     )
     pd.testing.assert_frame_equal(frame, expected)
+
+
+def test_a_batch_of_no_windows_is_refused():
+    with pytest.raises(UserError, match="micro_batch is 0: give a whole number of at least 1"):
+        probes.norms(model_of("pre_ln"), some_windows(), micro_batch=0)
