@@ -6,7 +6,7 @@ and what they were measured on; of a repeated one the store returns the latest (
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,7 +18,7 @@ from torch import Tensor
 from depthbench import probes
 from depthbench.errors import UserError, unknown
 from depthbench.nn.model import LanguageModel
-from depthbench.probes.base import MICRO_BATCH, Progress
+from depthbench.probes.base import MICRO_BATCH, Progress, Rows
 from depthbench.probes.headlines import headline
 from depthbench.store.reader import Store
 from depthbench.store.writer import RunWriter
@@ -123,16 +123,17 @@ def taken_together(wanted: Sequence[Measurement]) -> list[tuple[Measurement, ...
     return [tuple(group) for group in groups.values()]
 
 
-def take(subject: Subject, together: Collection[Measurement], micro_batch: int, progress: Progress) -> dict[Measurement, pd.DataFrame]:
-    """The frames of one group of ``taken_together``."""
-    how = {"micro_batch": micro_batch, "progress": progress}
-    if len(together) > 1:
-        (rule,) = {measurement.rule for measurement in together}
-        frames = probes.skips(subject.model, subject.windows, rule=rule, **how)
-        return {measurement: frames[measurement.probe] for measurement in together}
-    (measurement,) = together
-    by_rule = {"rule": measurement.rule} if measurement.rule else {}
-    return {measurement: getattr(probes, measurement.probe)(subject.model, subject.windows, **by_rule, **how)}
+def take(subject: Subject, together: Sequence[Measurement], micro_batch: int, progress: Progress) -> dict[Measurement, pd.DataFrame]:
+    """The frames of one group of ``taken_together``. A probe that refuses these windows is not defined on them: the others go on."""
+    first, rule = together[0], together[0].rule
+    probe = getattr(probes, first.probe) if len(together) == 1 else probes.skips
+    try:
+        given = probe(subject.model, subject.windows, micro_batch=micro_batch, progress=progress, **({"rule": rule} if rule else {}))
+    except UserError as refusal:
+        rows = Rows(subject.windows[:, 1:].numel(), rule)
+        rows.not_defined(first.probe, str(refusal))
+        return dict.fromkeys(together, rows.frame())
+    return {first: given} if len(together) == 1 else {measurement: given[measurement.probe] for measurement in together}
 
 
 def stored(frame: pd.DataFrame, measurement: Measurement, subject: Subject, measured_at: datetime) -> list[dict]:

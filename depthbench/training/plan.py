@@ -16,7 +16,8 @@ from depthbench.recipes import Recipe
 from depthbench.shapes import Shape, positive
 from depthbench.store.runs import run_id
 
-# Measured, see depthbench/training/final_probes.py.
+# On the windows of training/final_probes.py they take 1.2 % (5 layers) to 2.6 % (21) of a nano run's time, 5.1 % where blocks are left out
+# by two rules; the Jacobian alone would take 20 %. The share of a pico run is smaller.
 PROBED_SIZES = ("pico", "nano")
 CHEAP_PROBES = ("norms", "angular", "logit_lens", "collapse", "paths", "transport", "causal", "pruning")
 

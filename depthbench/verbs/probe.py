@@ -41,6 +41,8 @@ def run(args: Namespace) -> int:
 
 
 def probe(args: Namespace, folder: Path) -> int:
+    import torch
+
     from depthbench.probes import runner
     from depthbench.probes.progress import shown
     from depthbench.probes.windows import windows
@@ -64,6 +66,8 @@ def probe(args: Namespace, folder: Path) -> int:
         if missing:
             with RunWriter(folder) as writer, stopped_at_once():
                 runner.measure(writer, subject, missing, micro_batch=args.micro_batch, show=shown)
+    except torch.cuda.OutOfMemoryError as error:
+        raise UserError(f"the GPU does not hold {args.micro_batch} windows at a time: repeat with a smaller --micro-batch") from error
     except Interrupted as stop:
         print("\nInterrupted. What was measured is kept; the same command goes on with the rest.", flush=True)
         return stop.exit_code

@@ -168,6 +168,14 @@ def test_not_defined_is_null_and_not_a_number_is_none(subject, calls, monkeypatc
     assert math.isnan(added[1]["value"]) and rows(subject)["value"].isna().sum() == 2
 
 
+def test_a_probe_that_refuses_the_windows_leaves_the_others_to_go_on(subject):
+    wanted = [Measurement("usefulness"), Measurement("norms")]
+    subject = subject._replace(windows=subject.windows[:1], model=build_model("pre_ln", n_layer=2, d_model=8, n_head=2, vocab_size=11))
+    run(subject, wanted)
+    assert "two or more" in runner.summary(subject, wanted).splitlines()[0]
+    assert runner.found(subject).keys() == set(wanted)
+
+
 def test_progress_is_told_of_each_title(subject, calls):
     told = {}
 

@@ -145,6 +145,16 @@ def test_a_gpu_that_is_not_there_is_one_line(probe):
     assert code == 2 and err.count("\n") == 1 and "PyTorch sees no GPU" in err
 
 
+def test_a_gpu_that_is_too_small_is_one_line(run, probe, monkeypatch):
+    def large(model, tokens, **how):
+        raise torch.cuda.OutOfMemoryError
+
+    monkeypatch.setattr(probes, "angular", large)
+    code, _, err = probe("--probes", "norms,angular", "--micro-batch", "2")
+    assert code == 2 and "the GPU does not hold 2 windows at a time" in err
+    assert set(stored(run)["probe"]) == {"norms"}
+
+
 def test_a_run_that_is_being_written_says_so(run, probe):
     hold = "import sys; from depthbench.store.lock import run_lock\nwith run_lock(sys.argv[1]): print('held', flush=True); input()"
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
