@@ -23,6 +23,7 @@ VERBS = {
     "shapes": "the shapes of a parameter budget, and what they cost",
     "data": "prepare, verify and describe corpora",
     "app": "look at your runs in a browser",
+    "doctor": "what this machine offers, and what is to be mended",
 }
 
 
