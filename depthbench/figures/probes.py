@@ -161,7 +161,7 @@ def transport_spectrum(panels: Panels, *, colors: Colors = None) -> go.Figure:
 def depth_weights(panels: Panels, *, relative: bool = False) -> go.Figure:
     """Map of the softmax weights over sources that each sublayer reads with; a dashed line ends the dead segment."""
     shown = _shown(panels, "transport", ("depth_weight",))
-    dead = {title: value for title in shown if (value := single(panels[title], "transport", "dead_segment"))}
+    dead = {title: value for title in shown if (value := single(panels[title], "transport", "dead_segment") or 0) > 0}
     marks = {title: 2 * blocks for title, blocks in dead.items()}
     axes = {"rows": Axis("source slot (0 = embedding)", "slot"), "columns": SUBLAYER}
     return maps.pair_map(shown, **axes, name="depth weight", square=False, fit_scale=True, marks=marks, relative=relative)

@@ -5,6 +5,7 @@ B windows, T time, N tokens, n slots (streams or sources), L blocks. Blocks, bou
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
@@ -94,17 +95,20 @@ def composed(mixes_LNnn: Tensor) -> Iterator[Tensor]:
 def measures(H: Tensor) -> Tensor:
     """(..., n, n) -> (..., n + 2): effective rank, the n singular values in falling order, mean |cosine| of the columns (n = 1: 0).
 
-    They all follow from the Gram matrix of the columns: its eigenvalues are s^2. So s is exact to 1e-8 of the largest.
+    They all follow from the Gram matrix of the columns: its eigenvalues are s^2. So s is exact to 1e-8 of the largest. All are NaN where
+    that matrix is not finite.
     """
     columns = H.mT.contiguous()
     gram = columns @ columns.mT
+    finite = gram.isfinite().all(-1).all(-1, keepdim=True)
+    gram = gram.where(finite.unsqueeze(-1), 0.0)  # else the decomposition fails
     squares = torch.linalg.eigvalsh(gram).clamp_(min=0).flip(-1)
     shares = squares / squares.sum(-1, keepdim=True).clamp(min=TINY)
     rank = -(shares * shares.clamp(min=TINY).log()).sum(-1, keepdim=True)
     i, j = torch.tril_indices(*gram.shape[-2:], -1, device=gram.device)
     lengths = gram.diagonal(dim1=-2, dim2=-1).sqrt().clamp(min=TINY)
     cosines = gram[..., i, j].abs() / (lengths[..., i] * lengths[..., j])
-    return torch.cat((rank.exp(), squares.sqrt(), cosines.sum(-1, keepdim=True) / max(len(i), 1)), -1)
+    return torch.cat((rank.exp(), squares.sqrt(), cosines.sum(-1, keepdim=True) / max(len(i), 1)), -1).where(finite, torch.nan)
 
 
 # Sources --------------------------------------------------------------------------------------------------------------------------
@@ -136,10 +140,13 @@ def running_slots(form: LinearForm) -> Tensor:
     return ((form.write.unsqueeze(-1) != 0) & (form.mix != 0)).flatten(0, -2).any(0)
 
 
-def dead_segment(running: dict[int, float], n_layer: int) -> int:
-    """How many blocks, from the first and in a row, give the running sum less than DEAD on average over their sublayers that have one."""
+def dead_segment(running: dict[int, float], n_layer: int) -> float:
+    """How many blocks, from the first and in a row, give the running sum less than DEAD on average over their sublayers that have one; NaN
+    where that hangs on a share that is none."""
     for block in range(n_layer):
         shares = [running[sublayer] for sublayer in (2 * block, 2 * block + 1) if sublayer in running]
+        if any(map(math.isnan, shares)):
+            return math.nan
         if not shares or sum(shares) / len(shares) >= DEAD:
             return block
     return n_layer

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -109,6 +111,18 @@ def test_the_mixes_of_a_model_compose_in_order(design):
             np.testing.assert_allclose([found[metric][a, b] for metric in metrics], expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize("design", ["hc", "mhc"])
+@pytest.mark.parametrize("odd", [torch.nan, torch.inf])
+def test_mixings_that_are_no_numbers_are_nan_and_spoil_no_others(design, odd):
+    model = model_of(design)
+    with torch.no_grad():
+        model.blocks[1].feed_forward.core.down_proj.weight.fill_(odd)  # so are the streams that block 2 reads
+    frame = transport(model, some_windows())
+    for (_, b), value in values_of(frame, "effective_rank").items():
+        assert math.isnan(value) == (b == 3)
+    assert measures(torch.stack([torch.eye(2), torch.full((2, 2), odd)]).double()).isnan().all(-1).tolist() == [False, True]
+
+
 def test_of_one_stream_in_a_design_of_streams_there_are_no_pairs():
     frame = transport(fresh("hc", streams=1), some_windows())
     assert set(values_of(frame, "effective_rank").values()) == set(values_of(frame, "singular_value_1").values()) == {1.0}
@@ -162,6 +176,8 @@ def test_a_block_is_judged_by_the_mean_of_its_sublayers():
     assert dead_segment({1: 0.0099, 2: 0.0, 3: 0.0201, 5: 0.0}, 3) == 1
     assert dead_segment({1: 0.01}, 1) == 0
     assert dead_segment({1: 0.0, 2: 0.0, 3: 0.019, 5: 0.0}, 3) == 3
+    assert math.isnan(dead_segment({1: 0.0, 3: math.nan, 5: 0.5}, 3))
+    assert dead_segment({1: 0.5, 3: math.nan, 5: math.nan}, 3) == 0
 
 
 def test_full_attention_residuals_have_no_running_sum():
