@@ -65,11 +65,13 @@ def add_scores(rows: Rows, scores_LL: Tensor) -> None:
 
 
 def add_late_fraction(rows: Rows, scores_LL: Tensor, threshold: float) -> None:
-    """The row ``late_fraction``: of the pairs i < j with i >= L / 4, those with a score above the threshold."""
+    """The row ``late_fraction``: of the pairs i < j with i >= L / 4 whose score is a number, those above the threshold; NaN without any."""
     n_layer = len(scores_LL)
     first, second = torch.triu_indices(n_layer, n_layer, 1, device=scores_LL.device)
     late = scores_LL[first, second][first >= late_from(n_layer)]
     if len(late):
-        rows.add("late_fraction", (late > threshold).double().mean())
+        numbers = late[~late.isnan()]
+        note = None if len(numbers) == len(late) else f"over the {len(numbers)} of {len(late)} pairs whose score is a number"
+        rows.add("late_fraction", (numbers > threshold).double().mean(), note=note)
     else:
         rows.not_defined("late_fraction", f"the last three quarters of {n_layer} blocks hold no pair")

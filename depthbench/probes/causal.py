@@ -43,7 +43,8 @@ def causal(
 
     Rows: ``score`` (i = s, j = l > s), 0 where block l's mean step is shorter than 1e-8; ``mean``, which is (1/sqrt(L)) (1/L) sum_s
     mean_{l>s} C(s, l): the last block, having none after it, adds nothing to the sum and counts in L; ``late_fraction``, of the pairs
-    whose blocks both have an index of at least L/4, those with C > 0.45. Not defined where there is no pair.
+    whose blocks both have an index of at least L/4, those with C > 0.45 (a pair whose score is NaN is left out, and ``note`` says so). Not
+    defined where there is no pair.
     Raises UserError for an unknown rule and tokens of a wrong shape.
     """
     return skips(model, tokens, rule=rule, micro_batch=micro_batch, progress=progress)["causal"]

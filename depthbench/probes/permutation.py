@@ -17,15 +17,14 @@ from depthbench.probes.base import MICRO_BATCH, Progress, Rows, looking_at, micr
 HARMFUL_ABOVE = 0.15  # the score of a late pair
 
 
-def permutation(
-    model: LanguageModel, tokens: Tensor, *, micro_batch: int = MICRO_BATCH, progress: Progress | None = None
-) -> pd.DataFrame:
+def permutation(model: LanguageModel, tokens: Tensor, *, micro_batch: int = MICRO_BATCH, progress: Progress | None = None) -> pd.DataFrame:
     """P(i, j) = |loss - loss with blocks i and j exchanged| / loss, for all i < j. What of a block moves is for the design to say.
 
     ``tokens`` is (windows, T + 1).
 
     Rows: ``score`` (i, j); ``mean``, over all pairs; ``late_fraction``, of the pairs whose blocks both have an index of at least L/4, those
-    with P > 0.15; ``loss``, the model's own, in nats per token. Scores and summaries are not defined where there is no pair.
+    with P > 0.15 (a pair whose score is NaN is left out, and ``note`` says so); ``loss``, the model's own, in nats per token. Scores and
+    summaries are not defined where there is no pair.
     Raises UserError for tokens of a wrong shape.
     """
     with looking_at(model) as model:

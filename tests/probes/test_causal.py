@@ -141,3 +141,16 @@ def test_progress_ends_at_1():
     told = []
     causal(model_of(), some_windows(windows=3), micro_batch=2, progress=told.append)
     assert told == sorted(told) and told[0] > 0 and told[-1] == 1 and len(told) == 2 * 4
+
+
+def test_the_late_fraction_is_over_the_pairs_whose_score_is_a_number():
+    model = model_of(n_layer=4)
+    with torch.no_grad():
+        model.blocks[3].feed_forward.core.down_proj.weight.fill_(torch.nan)  # of the pairs (1, 2), (1, 3), (2, 3) the first is left
+    frame = causal(model, some_windows()).set_index("metric")
+    (score,) = frame[(frame.i == 1) & (frame.j == 2)].value
+    late = frame.loc["late_fraction"]
+    assert late.value == float(score > 0.45) and late.note == "over the 1 of 3 pairs whose score is a number"
+    with torch.no_grad():
+        model.embedding.weight.fill_(torch.nan)
+    assert math.isnan(causal(model, some_windows()).set_index("metric").value["late_fraction"])
