@@ -35,8 +35,8 @@ def _angular(of: Lookup) -> str:
 def _logit_lens(of: Lookup) -> str:
     losses = of("loss")
     final = losses["value"].iloc[-1]
-    close = losses.loc[losses["value"] <= WITHIN * final, "i"]
-    where = f"within 10 % of it from boundary {int(close.iloc[0])} of {len(losses) - 1}" if len(close) else "NaN among the losses"
+    stay = int((losses["value"] <= WITHIN * final).iloc[::-1].cumprod().sum())  # how many from the end on, one after the other, are close
+    where = f"within 10 % of it from boundary {len(losses) - stay} of {len(losses) - 1}" if stay else "NaN among the losses"
     return f"loss {final:.4f}; {where}"
 
 
@@ -61,7 +61,7 @@ def _transport(of: Lookup) -> str:
 def _pairs_above(threshold: float) -> Callable[[Lookup], str]:
     def line(of: Lookup) -> str:
         mean, late = of("mean")["value"], of("late_fraction")["value"]
-        said = [f"mean {value:.3g}" for value in mean] + [f"{value:.0%} of late pairs above {threshold}" for value in late]
+        said = [f"mean {value:.3g}" for value in mean] + [f"{value:.0%} of late pairs above {threshold}" for value in late.dropna()]
         return "; ".join(said) or f"{len(of('score'))} pairs of blocks"
 
     return line
@@ -83,7 +83,9 @@ def _jacobian(of: Lookup) -> str:
 
 def _usefulness(of: Lookup) -> str:
     ratios = of("loss_ratio")["value"]
-    return f"{of('useful_fraction')['value'].iloc[0]:.0%} of {len(ratios)} blocks useful; median loss ratio {ratios.median():.3f}"
+    if not ratios.notna().any():
+        return "NaN wherever a map stands in for a block"
+    return f"{of('useful_fraction')['value'].iloc[0]:.0%} of {ratios.count()} blocks useful; median loss ratio {ratios.median():.3f}"
 
 
 LINES: dict[str, Callable[[Lookup], str]] = {
