@@ -22,6 +22,7 @@ VERBS = {
     "check": "does a design keep the contract? also your own",
     "shapes": "the shapes of a parameter budget, and what they cost",
     "data": "prepare, verify and describe corpora",
+    "runs": "list, show, compare, remove and seal runs",
     "app": "look at your runs in a browser",
     "doctor": "what this machine offers, and what is to be mended",
 }

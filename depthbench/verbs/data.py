@@ -7,6 +7,7 @@ from pathlib import Path
 
 from depthbench.errors import UserError
 from depthbench.quantities import whole_number
+from depthbench.verbs._text import size
 
 PREPARE = """\
 examples:
@@ -58,12 +59,12 @@ def _prepare(args: argparse.Namespace) -> int:
     from depthbench.corpora.tokenizers import check_name
     from depthbench.shapes import size_named
 
-    size = size_named(args.size or "nano")
-    tokenizer = args.tokenizer or size.tokenizer
+    chosen = size_named(args.size or "nano")
+    tokenizer = args.tokenizer or chosen.tokenizer
     check_name(tokenizer)
-    seq_len = _count(args.seq_len, "--seq-len", size.seq_len)
+    seq_len = _count(args.seq_len, "--seq-len", chosen.seq_len)
     sized = args.val_fraction is None and (args.size or args.corpus == "embedded")
-    val_tokens = _count(args.val_tokens, "--val-tokens", size.val_tokens if sized else 0)
+    val_tokens = _count(args.val_tokens, "--val-tokens", chosen.val_tokens if sized else 0)
     out = args.out or usual_folder(args.corpus, tokenizer=tokenizer, seq_len=seq_len, val_tokens=val_tokens)
     card = prepare(
         args.corpus,
@@ -124,7 +125,7 @@ def describe(card) -> str:
     ]
     for name in ("train", "val"):
         split = card.split(name)
-        counts = f"{split.documents:>11,}{_size(split.bytes):>12}{split.tokens_in:>16,}{split.tokens_used:>16,}"
+        counts = f"{split.documents:>11,}{size(split.bytes):>12}{split.tokens_in:>16,}{split.tokens_used:>16,}"
         lines.append(f"  {name:<11}{counts}{split.tokens_dropped:>9,}{split.blocks:>12,}{len(split.chunks):>8,}")
     lines += [
         f"unigram      {card.unigram_entropy:.4f} nats per token; the held-out predictions cost {card.val_unigram_loss:.4f} under it",
@@ -132,13 +133,6 @@ def describe(card) -> str:
         f"made         {card.created_at} with " + ", ".join(f"{name} {number}" for name, number in card.versions.items()),
     ]
     return "\n".join(lines)
-
-
-def _size(n_bytes: int) -> str:
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if n_bytes >= scale:
-            return f"{n_bytes / scale:,.1f} {unit}"
-    return f"{n_bytes} B"
 
 
 def _count(text: str | None, option: str, default: int | None) -> int | None:
