@@ -17,7 +17,7 @@ def windows(held_out: Dataset, count: int = COUNT, *, length: int | None = None,
 
     ``held_out`` holds blocks (T + 1,), as ``load_run(…).held_out`` does; ``length`` is how many tokens of a window are predicted
     (default: min(512, T)). A block holds T // length windows, side by side; the windows are sampled from all of them without
-    replacement, by ``seed``: the same for every run on a corpus, and the smaller sample is the beginning of the larger.
+    replacement, by ``seed``: the same for every run that holds out the same blocks, and the smaller sample is the beginning of the larger.
     Raises UserError where ``length`` is longer than a block, or a number is below 1.
     """
     trained = len(held_out[0]) - 1

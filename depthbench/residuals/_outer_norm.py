@@ -84,13 +84,14 @@ class NormedStream(SingleStream):
         """One slot. With s = 1/sqrt(mean_square + eps) of alpha x + branch_out, the token's own: mix = alpha s, write = s.
 
         Exact for unit gains: a gain weighs channels one by one, and no weight per token does that. Where the norm centres, the sum of the
-        parts is exact after each is centred.
+        parts is exact after each is centred. In no less than fp32: factors near 1, a bf16 rounding each, would add up over depth.
         """
         norm = None if sublayer == self.config.n_sublayer else self.outer_norm(sublayer)
         if norm is None:
             return super().linear(state, sublayer=sublayer)
         alpha = self.alpha_at(sublayer)
-        s_BT1 = (self.mean_square(torch.add(branch_out, state.x, alpha=alpha)) + norm.eps).rsqrt()
+        wide = torch.promote_types(state.x.dtype, torch.float32)
+        s_BT1 = (self.mean_square(torch.add(branch_out.to(wide), state.x.to(wide), alpha=alpha)) + norm.eps).rsqrt()
         return LinearForm(s_BT1.new_ones(1, 1, 1), (alpha * s_BT1).unsqueeze(-1), s_BT1)
 
     def linear_note(self) -> str:

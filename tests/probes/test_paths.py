@@ -169,3 +169,18 @@ def test_batches_and_their_order_change_nothing(design):
 @pytest.mark.parametrize("design", residuals.names())
 def test_bf16_weights_give_finite_weights(design):
     assert_every_value_is_finite(paths(model_of(design, dtype=torch.bfloat16), some_windows()), {"weight": COUNT})
+
+
+@pytest.mark.parametrize("design", ["keel", "deepnorm"])
+def test_factors_of_bf16_weights_are_not_rounded_to_bf16(design):
+    """The embedding's weight in the readout, from what ran: over 24 sublayers, roundings of 1/256 would move it by percents."""
+    model, inputs = model_of(design, dtype=torch.bfloat16, n_layer=12), some_windows()[:, :-1]
+    seen, weights = walked(model, inputs)
+    expected = torch.ones(inputs.shape, dtype=torch.float64)
+    for k in range(24):
+        if (norm := model.residual.outer_norm(k)) is not None:
+            alpha = model.residual.alpha_at(k)
+            mixed = alpha * seen["state_in", k].x.double() + seen["branch_out", k].double()
+            square = mixed.var(-1, correction=0) if design == "deepnorm" else mixed.square().mean(-1)
+            expected *= alpha / (square + norm.eps).sqrt()
+    torch.testing.assert_close(weights[-1][..., 0], expected, rtol=1e-5, atol=0)
