@@ -1,7 +1,7 @@
 """The command line: ``depthbench VERB …``. Each verb is a module of depthbench/verbs, imported only when it is called.
 
 A verb module offers ``add_arguments(parser)`` and ``run(args)``, or ``main(argv)`` where it parses for itself. A UserError becomes
-one line on standard error and exit code 2; Ctrl-C exit code 130.
+one line on standard error and exit code 2, and so does what a user's own design raises; Ctrl-C exit code 130.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ VERBS = {
     "shapes": "the shapes of a parameter budget, and what they cost",
     "data": "prepare, verify and describe corpora",
     "runs": "list, show, compare, remove and seal runs",
+    "export": "a run's weights as safetensors",
     "app": "look at your runs in a browser",
     "doctor": "what this machine offers, and what is to be mended",
 }
@@ -93,10 +94,20 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return dispatch(sys.argv[1:] if argv is None else argv)
     except UserError as error:
-        print(f"depthbench: {error}", file=sys.stderr)
-        return 2
+        return refused(error)
     except KeyboardInterrupt:
         print("\ndepthbench: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
         return 0
+    except Exception as error:
+        from depthbench.residuals import fault_of_own
+
+        if fault := fault_of_own(error):
+            return refused(fault)
+        raise
+
+
+def refused(error: UserError) -> int:
+    print(f"depthbench: {error}", file=sys.stderr)
+    return 2

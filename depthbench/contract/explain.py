@@ -43,6 +43,12 @@ def where(error: BaseException, design: type | None) -> str:
     return f"{Path(last.filename).name}:{last.lineno}, in {last.name}: {linecache.getline(last.filename, last.lineno).strip()}"
 
 
+def passes(error: BaseException, design: type) -> bool:
+    """Whether the file that defines the design is on the way to the error."""
+    file = source_of(design)
+    return file is not None and any(Path(frame.filename) == file for frame in traceback.extract_tb(error.__traceback__))
+
+
 def source_of(design: type | None) -> Path | None:
     """The file of the module that defines the design; None where it has none, as in a notebook."""
     file = getattr(sys.modules.get(getattr(design, "__module__", "")), "__file__", None)

@@ -9,12 +9,14 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from numbers import Integral
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from depthbench import residuals
+from depthbench.errors import UserError
 from depthbench.nn.compiling import RegionCompiler
 from depthbench.nn.config import ModelConfig
 from depthbench.nn.layers import INIT_CUTOFF, INIT_STD, Embedding, Linear
@@ -256,9 +258,15 @@ def build_model(
 
 
 def refuse_out_of_range(design: type[Residual], options: dict[str, Any], shape: Shape) -> None:
-    """Raises the design's own UserError for option values out of range: builds its constructor's part at ``shape``, without weights."""
+    """Raises the design's own UserError for option values out of range: builds its constructor's part at ``shape``, without weights.
+
+    Also where its count of parameters there is no whole number, which tables and plans would only fall over later.
+    """
     with torch.device("meta"):
         design(ModelConfig(**shape.model_kwargs()), **options)
+    extra = design.params_extra(shape, **options)
+    if not isinstance(extra, Integral):
+        raise UserError(f"params_extra of design {design.__name__} gives {extra!r}: it must be a whole number of parameters")
 
 
 def _seed(module: nn.Module, seed: int) -> None:

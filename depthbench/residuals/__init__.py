@@ -18,9 +18,12 @@ from depthbench.residuals._options import checked_options, chosen_options, optio
 if TYPE_CHECKING:
     from depthbench.residuals.base import Residual
 
-__all__ = ["checked_options", "chosen_options", "get", "names", "options_of"]
+__all__ = ["checked_options", "chosen_options", "fault_of_own", "get", "names", "options_of"]
 
 FIRST = "pre_ln"  # the baseline heads every list
+
+_own: dict[str, type[Residual]] = {}  # the user's designs that this process has imported
+_raised: dict[str, Exception] = {}  # and what their modules raised instead
 
 
 def names() -> list[str]:
@@ -62,11 +65,31 @@ def _imported(dotted: str, base: type) -> type:
         sys.path.append(os.getcwd())
     try:
         module = import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module is there; something that it imports is not
-        raise UserError(f"no module '{module_name}' for design '{dotted}': start in the folder that holds it, or install it") from None
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{module_name}.".startswith(f"{error.name}."):
+            raise UserError(f"no module '{module_name}' for design '{dotted}': start in the folder that holds it, or install it") from None
+        _raised[dotted] = error
+        raise  # the module is there; it, or something that it imports, is broken
     value = getattr(module, class_name, None)
     if not (isinstance(value, type) and issubclass(value, base)):
         raise UserError(f"'{class_name}' in '{module_name}' is no design: it must be a subclass of depthbench.residuals.base.Residual")
+    _own.pop(dotted, None)
+    _own[dotted] = value
     return value
+
+
+def fault_of_own(error: Exception) -> UserError | None:
+    """What a user's own design raised, in one line with its place; None where no design of theirs led to ``error``.
+
+    It did where its file is on the way to the error, or where the error is that it lacks a method.
+    """
+    from depthbench.contract.explain import brief, passes
+
+    for dotted, raised in _raised.items():
+        if raised is error:
+            return UserError(f"{dotted} cannot be imported: {', at '.join(brief(error).splitlines())}")
+    for dotted, design in reversed(_own.items()):  # where a file holds several, the one named last is at work
+        if getattr(error, "design", None) is design or passes(error, design):
+            said = ", at ".join(brief(error, design).splitlines())
+            return UserError(f"design {dotted}: {said}; `depthbench check {dotted} --traceback` tries it piece by piece")
+    return None

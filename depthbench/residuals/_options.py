@@ -47,7 +47,13 @@ def options_of(design: type) -> dict[str, Option]:
 
     An option's text is the line ``name: text`` of the class's docstring, where there is one.
     """
-    keywords = [p for p in inspect.signature(design).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    parameters = list(inspect.signature(design).parameters.values())
+    for p in parameters[1:]:  # after the configuration
+        if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty:
+            raise UserError(
+                f"{design.__name__} takes {p.name} by position, but options are keywords: write __init__(self, config, *, {p.name})"
+            )
+    keywords = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
     hints = typing.get_type_hints(design.__init__) if keywords else {}
     texts = dict(re.findall(r"^\s*(\w+): (.*?)\s*$", inspect.getdoc(design) or "", re.MULTILINE))
     return {p.name: Option(p.name, _kinds(hints.get(p.name), p.default), p.default, texts.get(p.name, "")) for p in keywords}

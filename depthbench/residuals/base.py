@@ -69,6 +69,14 @@ def map_tensors(function: Callable[[Tensor], Tensor], state: State) -> State:
     return state
 
 
+class MissingMethod(NotImplementedError):
+    """A design lacks a method that is needed; ``design`` is its class."""
+
+    def __init__(self, design: Residual, method: str) -> None:
+        self.design = type(design)
+        super().__init__(f"{self.design.__name__} lacks the method {method}: every design states it, or inherits it")
+
+
 class Residual(nn.Module):
     """A residual design. One subclass per file, constructed as ``Design(config, **options)``; its options are the constructor's keywords.
 
@@ -99,7 +107,7 @@ class Residual(nn.Module):
 
     def open(self, embedding: Tensor) -> State:
         """The state before the first block, from the embedding output (B, T, D)."""
-        raise NotImplementedError
+        raise MissingMethod(self, "open")
 
     def begin(self, state: State, *, block: int) -> State:
         """Called whenever a run starts at ``block`` (from 0): rebuilds what the state caches from weights at or after it."""
@@ -107,11 +115,11 @@ class Residual(nn.Module):
 
     def read(self, state: State, *, sublayer: int) -> tuple[Tensor, Any]:
         """(branch_in, carry) for ``sublayer`` (from 0); ``carry`` is what F or ``write`` needs later, or None."""
-        raise NotImplementedError
+        raise MissingMethod(self, "read")
 
     def write(self, state: State, carry: Any, branch_out: Tensor, emitted: Any, *, sublayer: int) -> State:
         """The state after ``sublayer`` (from 0)."""
-        raise NotImplementedError
+        raise MissingMethod(self, "write")
 
     def close(self, state: State, final_norm: nn.Module, *, block: int) -> Tensor:
         """What the head multiplies, (B, T, D), were the model to end at the boundary ``block`` (L: as it does)."""
@@ -124,7 +132,7 @@ class Residual(nn.Module):
 
     def depth_state(self, state: State, *, block: int) -> Tensor:
         """z_block (B, T, width), the state at a boundary (0 to L) as the probes see it."""
-        raise NotImplementedError
+        raise MissingMethod(self, "depth_state")
 
     def depth_gradient(self, gradients: State, *, block: int) -> Tensor:
         """The loss gradient on z_block, from a state whose tensors are the gradients on that boundary's state tensors, zeros where
@@ -136,11 +144,11 @@ class Residual(nn.Module):
 
     def readout(self, state: State, *, block: int) -> Tensor:
         """The single stream (B, T, D), before the final norm, that an early exit at a boundary (0 to L) would read."""
-        raise NotImplementedError
+        raise MissingMethod(self, "readout")
 
     def skip(self, state: State, *, block: int, rule: str | None = None) -> State:
         """The state after ``block`` (from 0) had it been left out, from the state before it, by one of ``skip_rules``."""
-        raise NotImplementedError
+        raise MissingMethod(self, "skip")
 
     def skip_rule(self, rule: str | None) -> str:
         """The rule's name, the default for None. Raises UserError for a name that is none of ``skip_rules``."""
@@ -151,11 +159,11 @@ class Residual(nn.Module):
     def stream(self, state: State) -> Tensor:
         """What of the state a block is a map of, (B, T, D) or, where a token has several such vectors, (B, T, n, D): flattened over n it
         is the depth state, unless ``no_state_map`` says otherwise."""
-        raise NotImplementedError
+        raise MissingMethod(self, "stream")
 
     def with_stream(self, state: State, stream: Tensor) -> State:
         """The state with that replaced and all else held."""
-        raise NotImplementedError
+        raise MissingMethod(self, "with_stream")
 
     def swap_parameters(self, blocks: nn.ModuleList, *, block: int) -> dict[str, Tensor]:
         """What moves when ``block`` (from 0) changes places with another, by role. Default: all parameters inside the block."""

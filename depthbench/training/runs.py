@@ -6,10 +6,8 @@ import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from pickle import UnpicklingError
 
 import lightning as L
-import torch
 from torch.utils.data import Dataset
 
 from depthbench import corpora
@@ -52,11 +50,15 @@ class Run:
         shape = {name: int(self.row[name]) for name in SHAPE_COLUMNS}
         recipe = Recipe(**self.config["recipe"])
         model = build_model(self.row["arch"], **shape, **recipe.model_kwargs(), **self.config.get("options", {}))
+        weights = checkpoints.weights(self.checkpoint)
         try:
-            weights = torch.load(self.checkpoint, map_location="cpu", weights_only=True)["state_dict"]
-        except (OSError, RuntimeError, EOFError, UnpicklingError, KeyError) as error:
-            raise UserError(f"checkpoint {self.checkpoint} is damaged: remove it, and the one before it is used") from error
-        model.load_state_dict({name.removeprefix("model."): tensor for name, tensor in weights.items() if name.startswith("model.")})
+            model.load_state_dict(weights)
+        except RuntimeError as error:
+            differs = next((line.strip().rstrip(".") for line in str(error).splitlines()[1:]), str(error))
+            raise UserError(
+                f"checkpoint {self.checkpoint} does not fit design {self.row['arch']} as it is now ({differs[:200]}): "
+                "bring back the code it was trained with, or train again with --fresh"
+            ) from error
         return model.eval()
 
     @cached_property

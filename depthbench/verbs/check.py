@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+import traceback
 from argparse import ArgumentParser, Namespace
 
 from depthbench.errors import UserError
@@ -51,15 +52,14 @@ def run(args: Namespace) -> int:
 
 
 def imported(arch: str, *, keep_traceback: bool) -> type:
-    """The design's class. A fault in the user's module is one line that names the place, or with ``keep_traceback`` as it was raised."""
+    """The design's class. Of a fault in the user's module the command line says the place; ``keep_traceback`` shows all of it before."""
     from depthbench import residuals
-    from depthbench.contract.explain import brief
 
     try:
         return residuals.get(arch)
     except UserError:
         raise
-    except Exception as error:
+    except Exception:
         if keep_traceback:
-            raise
-        raise UserError(f"{arch} cannot be imported: {', at '.join(brief(error).splitlines())}") from error
+            traceback.print_exc()
+        raise

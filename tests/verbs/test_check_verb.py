@@ -134,3 +134,61 @@ def test_bad_input_is_one_line_and_exit_code_2(says, arguments, message):
 def test_a_module_that_cannot_be_imported_is_one_line(says, folder, text, message):
     (folder / "faulty.py").write_text(text)
     assert says("check", "faulty.Design") == (2, "", f"depthbench: {message}\n")
+    assert says("archs", "--arch", "faulty.Design") == (2, "", f"depthbench: {message}\n")
+
+
+def test_the_whole_traceback_of_an_import_is_there_for_the_asking(says, folder):
+    (folder / "faulty.py").write_text("1 / 0")
+    code, _, err = says("check", "faulty.Design", "--traceback")
+    assert code == 2 and err.startswith("Traceback") and err.splitlines()[-1].startswith("depthbench: faulty.Design cannot be imported")
+
+
+OWN = """
+    from depthbench.residuals.base import Residual, SingleStream, Stream
+
+    class Bare(Residual):
+        pass
+
+    class Stateless(SingleStream):
+        def write(self, state, carry, branch_out, emitted, *, sublayer):
+            raise ValueError("no state")
+
+    class Uncounted(SingleStream):
+        @classmethod
+        def params_extra(cls, shape, **options):
+            return shape.no_such_thing
+
+    class Wordy(SingleStream):
+        @classmethod
+        def params_extra(cls, shape, **options):
+            return "many"
+
+    class Positional(SingleStream):
+        def __init__(self, config, lanes):
+            super().__init__(config)
+"""
+
+
+@pytest.mark.parametrize(
+    ("design", "message"),
+    [
+        ("Bare", "design faulty.Bare: MissingMethod: Bare lacks the method open"),
+        ("Stateless", "design faulty.Stateless: ValueError: no state, at faulty.py:9, in write: raise ValueError"),
+        ("Uncounted", "design faulty.Uncounted: AttributeError: 'Shape' object has no attribute 'no_such_thing'"),
+        ("Wordy", "params_extra of design Wordy gives 'many': it must be a whole number"),
+        ("Positional", "Positional takes lanes by position, but options are keywords: write __init__(self, config, *, lanes)"),
+    ],
+)
+def test_what_a_users_design_raises_in_training_is_one_line(says, folder, tiny_corpus, design, message):
+    (folder / "faulty.py").write_text(textwrap.dedent(OWN))
+    few = ("--size", "pico", "--ratio", "18", "--tokens", "4096", "--corpus", tiny_corpus, "--trainer.accelerator", "cpu")
+    code, _, err = says("fit", "--arch", f"faulty.{design}", *few)
+    assert code == 2
+    assert err.startswith(f"depthbench: {message}") and err.count("\n") == 1
+
+
+def test_a_fault_of_ours_keeps_its_traceback(says, folder, monkeypatch):
+    assert says("archs", "--arch", "scaled.Scaled")[0] == 0
+    monkeypatch.setattr("depthbench.verbs.archs.describe", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        says("archs", "--arch", "scaled.Scaled")

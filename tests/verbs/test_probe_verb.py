@@ -184,3 +184,14 @@ def test_a_design_with_options_also_a_users_own(tiny_corpus, tmp_path, says, des
     assert set(found["probe"]) == set(runner.NAMES)
     undefined = found[found["status"] == "not_defined"]
     assert undefined["note"].notna().all() and found.loc[found["status"] == "ok", "value"].notna().all()
+
+
+def test_a_checkpoint_of_another_design_is_one_line(run, probe):
+    runs, run_id = run
+    path = runs / run_id / "checkpoints" / "step-00000004.ckpt"
+    saved = torch.load(path, weights_only=True)
+    del saved["state_dict"]["model.final_norm.weight"]
+    torch.save(saved, path)
+    code, _, err = probe("--probes", "norms")
+    assert code == 2 and err.count("\n") == 1
+    assert "does not fit design full_attnres as it is now (Missing key(s) in state_dict" in err
