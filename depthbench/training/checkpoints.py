@@ -7,7 +7,9 @@ import re
 import sys
 import zipfile
 from pathlib import Path
+from pickle import UnpicklingError
 
+import torch
 from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch.callbacks import ModelCheckpoint
 
@@ -45,6 +47,18 @@ def newest(run_folder: Path) -> tuple[int, Path] | None:
             return step, file
         print(f"depthbench: checkpoint {file} is truncated: the one before it is used", file=sys.stderr)
     return None
+
+
+def weights(file: Path) -> dict[str, torch.Tensor]:
+    """The model's weights in a checkpoint, on the CPU, as they were written. Raises UserError where the file is damaged.
+
+    What a user was handed is never unpickled: of a checkpoint, tensors and plain values are read, nothing else.
+    """
+    try:
+        stored = torch.load(file, map_location="cpu", weights_only=True)["state_dict"]
+    except (OSError, RuntimeError, EOFError, UnpicklingError, KeyError) as error:
+        raise UserError(f"checkpoint {file} is damaged: remove it, and the one before it is used") from error
+    return {name.removeprefix("model."): tensor for name, tensor in stored.items() if name.startswith("model.")}
 
 
 def prune(run_folder: Path, keep: int = KEPT) -> None:
