@@ -101,8 +101,10 @@ def stored(store: Store, run_id: str) -> dict[str, str]:
     """What was recorded: scalars with their points, statistics of the layers with their steps, probes with their settings."""
     scalars = store.scalar_names([run_id])
     found = {"scalars": ", ".join(f"{row.name} {row.n:,}" for row in scalars.itertuples(index=False))}
-    for row in store.layer_stat_keys(run_id).itertuples():
-        found[f"{row.metric}, {row.site}, {row.direction}"] = f"{counted(row.n_steps, 'step')} x {counted(row.n_layer, 'layer')}"
+    for (metric, n_steps, n_layer), rows in store.layer_stat_keys(run_id).groupby(["metric", "n_steps", "n_layer"]):
+        extent = f"{counted(n_steps, 'step')} x {counted(n_layer, 'layer')}"
+        sites = rows.groupby("site")["direction"].agg(" and ".join)
+        found[f"layers' {metric}, {extent}"] = ", ".join(f"{site} {directions}" for site, directions in sites.items())
     for (step, probe), rows in store.probes([run_id]).groupby(["step", "probe"], dropna=False):
         found[f"probe {probe}, step {step:,.0f}"] = probe_settings(rows)
     for table in ("evals", "costs"):

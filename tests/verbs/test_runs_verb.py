@@ -123,7 +123,7 @@ def test_show_says_what_is_known_and_stored(call, runs):
     code, out, err = call("show", "hc")
     assert (code, err) == (0, "")
     lines = [" ".join(line.split()) for line in out.splitlines()]
-    for line in ("design hc streams=2", "status finished, 40 of 40 steps", "norm, block_out, forward 4 steps x 4 layers",
+    for line in ("design hc streams=2", "status finished, 40 of 40 steps", "layers' norm, 4 steps x 4 layers block_out forward",
                  "probe causal, step 40 8 windows of 64 tokens; skip rule restart", "probe angular, step 40 not defined: no stream",
                  "step-00000040.ckpt 2.0 kB", "recipe.betas [0.9, 0.95]", "command.trainer.max_steps 40",
                  "scalars train/grad_norm 8, train/loss 40, val/loss 4"):  # fmt: skip
