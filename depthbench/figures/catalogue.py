@@ -44,7 +44,8 @@ class Probe:
             return drawing.shown(rows)
         kept = [name for name in ("metric", "i", "j", "value", "n_tokens", "rule") if name in rows]
         table = probes.of_probe(rows, self.name, drawing.metrics)[kept]
-        return table.dropna(axis=1, how="all").astype({name: "Int64" for name in ("i", "j") if table[name].notna().any()})
+        empty = [name for name in table if name != "value" and table[name].isna().all()]  # values may all be NaN, and are still values
+        return table.drop(columns=empty).astype({name: "Int64" for name in ("i", "j") if table[name].notna().any()})
 
 
 PROBES = (

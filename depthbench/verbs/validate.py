@@ -1,4 +1,4 @@
-"""``depthbench validate RUN``: the validation loss of a run's newest checkpoint, measured again."""
+"""`depthbench validate RUN`: the validation loss of a run's newest checkpoint, measured again."""
 
 from __future__ import annotations
 

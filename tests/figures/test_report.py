@@ -148,6 +148,12 @@ def test_a_number_that_is_not_finite_is_a_dash():
     assert set(report.numbers(rows, "pre_ln").query("metric == 'late_fraction'")["shown"]) == {"–"}
 
 
+def test_a_run_that_diverged_has_its_page_too():
+    rows = measured(4)
+    rows.loc[rows["status"] == "ok", "value"] = float("nan")
+    assert "Here all values are nan." in page(rows)
+
+
 def test_a_picture_is_on_white_with_its_title():
     (drawn,) = [d for part in report.sections(measured(2), "pre_ln") for d in part.drawn if d.drawing.name == "pruning"]
     picture = report.on_paper(drawn, "run-1")
