@@ -24,7 +24,6 @@ VERBS = {
     "data": "prepare, verify and describe corpora",
     "runs": "list, show, compare, remove and seal runs",
     "export": "a run's weights as safetensors",
-    "export": "a run's weights as safetensors",
     "app": "look at your runs in a browser",
     "doctor": "what this machine offers, and what is to be mended",
 }

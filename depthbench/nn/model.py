@@ -141,7 +141,11 @@ class LanguageModel(nn.Module):
         try:
             yield
         finally:
-            self.residual.swap(self.blocks, first=first, second=second)
+            try:
+                self.residual.swap(self.blocks, first=first, second=second)
+            except BaseException:  # a second Ctrl-C: a swap undoes what it had begun, and so can be begun again
+                self.residual.swap(self.blocks, first=first, second=second)
+                raise
 
     def _require(self, *blocks: int) -> None:
         for block in blocks:

@@ -31,6 +31,9 @@ from depthbench.nn.sublayer import Sublayer
 from depthbench.residuals.base import LinearForm, Residual
 
 
+MOST_STREAMS = 64  # the papers go to 8; coefficients grow with the square
+
+
 class Streams(NamedTuple):
     """The state: n residual streams."""
 
@@ -54,8 +57,8 @@ class HyperConnections(Residual):
 
     def __init__(self, config: ModelConfig, *, streams: int, scale_branch_init: bool, norm_then_sum: bool, mix_eps: float | None) -> None:
         super().__init__(config)
-        if streams < 1:
-            raise UserError(f"streams is {streams}: give a whole number of at least 1")
+        if not 1 <= streams <= MOST_STREAMS:
+            raise UserError(f"streams is {streams}: give a whole number from 1 to {MOST_STREAMS}")
         if mix_eps is not None and not 0 < mix_eps < 1:
             raise UserError(f"mix_eps is {mix_eps}: give a number between 0 and 1, such as 1e-6, or null for norm_eps")
         self.streams = streams

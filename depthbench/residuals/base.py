@@ -171,13 +171,20 @@ class Residual(nn.Module):
 
     @torch.no_grad()
     def swap(self, blocks: nn.ModuleList, *, first: int, second: int) -> None:
-        """Exchanges two blocks (from 0) in place, role by role where both have one of the same shape. Its own inverse, bit for bit."""
+        """Exchanges two blocks (from 0) in place, role by role where both have one of the same shape. Its own inverse, bit for bit, and
+        whole or not at all: what an interruption left half done is undone."""
         mine, theirs = (self.swap_parameters(blocks, block=block) for block in (first, second))
-        for role in mine.keys() & theirs.keys():
-            if mine[role].shape == theirs[role].shape:
-                kept = mine[role].clone()
-                mine[role].copy_(theirs[role])
-                theirs[role].copy_(kept)
+        roles = [role for role in mine.keys() & theirs.keys() if mine[role].shape == theirs[role].shape]
+        kept = [(mine[role], theirs[role], mine[role].clone(), theirs[role].clone()) for role in roles]
+        try:
+            for left, right, of_left, of_right in kept:
+                left.copy_(of_right)
+                right.copy_(of_left)
+        except BaseException:
+            for left, right, of_left, of_right in kept:
+                left.copy_(of_left)
+                right.copy_(of_right)
+            raise
 
     def linear(self, state: State, *, sublayer: int, branch_out: Tensor | None = None) -> LinearForm | None:
         """The coefficients with which ``sublayer`` (from 0; 2L is the readout) acts on ``state``, the state before it; None where the

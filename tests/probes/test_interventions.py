@@ -300,3 +300,28 @@ def test_what_is_kept_is_bounded_and_does_not_grow(design, carries):
         each = len(peaks) // 50
         assert max(peaks[:each]) <= (1 + carries) * whole + (4 + 2) * state.nbytes
         assert max(peaks[each:]) <= max(peaks[:each])
+
+
+@pytest.mark.parametrize("design", ["pre_ln", "lns", "hc", "block_attnres", "moda"])
+@pytest.mark.parametrize("copies_before", [0, 1, 5])
+def test_an_interrupt_inside_a_swap_or_while_putting_back_leaves_no_block_half_exchanged(design, copies_before, monkeypatch):
+    """Whether Ctrl-C comes while the blocks change places or while they are put back: the model is whole afterwards."""
+    model, copy, left = model_of(design), torch.Tensor.copy_, [copies_before]
+
+    def interrupted(tensor, other):
+        left[0] -= 1
+        if left[0] == -1:
+            raise KeyboardInterrupt
+        return copy(tensor, other)
+
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    expected = model(some_windows()[:, :-1])
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "copy_", interrupted)
+        with pytest.raises(KeyboardInterrupt), model.swapped(0, 1):
+            pytest.fail("the swap was not interrupted")
+        left[0] = 10**6
+        with pytest.raises(KeyboardInterrupt), model.swapped(0, 1):
+            left[0] = copies_before
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert torch.equal(model(some_windows()[:, :-1]), expected)

@@ -193,7 +193,7 @@ def test_the_static_part_never_decays_and_the_dynamic_part_does(decay_vectors):
 
 @pytest.mark.parametrize("design", ["hc", "mhc"])
 def test_options_out_of_range_are_refused_in_one_line(design):
-    with pytest.raises(UserError, match="^streams is 0: give a whole number of at least 1$"):
+    with pytest.raises(UserError, match="^streams is 0: give a whole number from 1 to 64$"):
         build_model(design, **SMALL, streams=0)
     for eps in (0.0, 1.0, float("inf"), float("nan")):
         with pytest.raises(UserError, match=f"^mix_eps is {eps}: give a number between 0 and 1"):

@@ -112,7 +112,7 @@ def test_a_broken_contract_is_a_number_and_an_exit_code(says):
         (["pre_ln", "--only", "is_casual"], "unknown check 'is_casual': did you mean 'is_causal'?"),
         (["pre_ln", "--arch.streams", "2"], "unknown option 'streams': PreLN takes none"),
         (["hc", "--arch.streams", "many"], "streams cannot be 'many': give a whole number"),
-        (["hc", "--arch.streams", "0"], "streams is 0: give a whole number of at least 1"),
+        (["hc", "--arch.streams", "0"], "streams is 0: give a whole number from 1 to 64"),
         (["nowhere.Design"], "no module 'nowhere' for design 'nowhere.Design'"),
         ([], "the following arguments are required: ARCH"),
     ],
