@@ -30,7 +30,6 @@ from depthbench.nn.config import ModelConfig
 from depthbench.nn.sublayer import Sublayer
 from depthbench.residuals.base import LinearForm, Residual
 
-
 MOST_STREAMS = 64  # the papers go to 8; coefficients grow with the square
 
 
