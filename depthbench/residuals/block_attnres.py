@@ -66,7 +66,7 @@ class BlockAttnRes(Residual):
     mix_eps: eps of the key norms and of the norms that follow a mix, instead of the model's norm_eps.
     """
 
-    about = About("attention residuals", "sum_i a_i b_i; b_g + F(N(h))", "dynamic", "sums of earlier groups and of its own", "2603.15031")
+    about = About("attention residuals", "sum_i a_i b_i; b_g + F(N(h))", "dynamic", "sums of groups so far", "2603.15031")
     skip_rules = ("reference", "renormalise")
     no_state_map = "a block reads each of its sources with weights of its own: it is no map from one depth state to the next"
     slots = "sources"

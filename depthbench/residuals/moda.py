@@ -100,7 +100,7 @@ class MoDA(SingleStream):
     rotate_depth_keys: rotate depth keys to their own position, so that depth logits do not depend on it
     """
 
-    about = About("depth attention", "x + F(N(x), writes)", "dynamic", "the stream; in attention earlier keys, values", "2603.15619")
+    about = About("depth attention", "x + F(N(x), writes)", "dynamic in attention", "the stream, earlier K and V", "2603.15619")
     skip_rules = ("zeros", "dropped")  # the two writes of a skipped block are zeros that take part in the softmax, or are not there
 
     def __init__(self, config: ModelConfig, *, rotate_depth_keys: bool = False) -> None:
