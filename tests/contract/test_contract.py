@@ -3,9 +3,6 @@ a design that ships takes every check. The naive forms are specifications, exact
 
 from __future__ import annotations
 
-import pkgutil
-from importlib import import_module
-
 import pytest
 
 from depthbench import contract, residuals
@@ -14,7 +11,7 @@ from tests import naive
 from tests.contract.external import TwoLanes
 from tests.contract.test_broken import NotInTheGraph
 
-NAIVE = [import_module(f"tests.naive.{module.name}").NAIVE for module in pkgutil.iter_modules(naive.__path__)]
+NAIVE = naive.forms()
 DESIGNS = [*residuals.names(), TwoLanes, *NAIVE]
 OPTIONS = [
     ("keel", dict(alpha=3.0)),

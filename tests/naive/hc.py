@@ -7,17 +7,12 @@ Source: arXiv 2409.19606. A_r's first index is the old stream. B batch, T time, 
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
-from depthbench.residuals.base import LinearForm, Residual
-
-
-class Streams(NamedTuple):
-    H: Tensor  # (B, T, streams, D)
+from depthbench.residuals.base import LinearForm
+from tests.naive._streams import NaiveStreams, Streams
 
 
 class Connection(nn.Module):
@@ -40,7 +35,7 @@ class Connection(nn.Module):
             self.scale_beta.fill_(0.01)
 
 
-class NaiveHC(Residual):
+class NaiveHC(NaiveStreams):
     def __init__(self, config, *, streams: int = 4, dynamic: bool = True) -> None:
         super().__init__(config)
         self.streams, self.dynamic = streams, dynamic
@@ -59,9 +54,6 @@ class NaiveHC(Residual):
             B = B + own.scale_beta * torch.einsum("btnd,d->btn", normed, own.dynamic[-1]).tanh()
         return A_m, A_r, B
 
-    def open(self, embedding):
-        return Streams(torch.stack([embedding] * self.streams, -2))
-
     def read(self, state, *, sublayer):
         A_m, A_r, B = self.coefficients(state.H, sublayer)
         with torch.autocast(state.H.device.type, enabled=False):
@@ -72,21 +64,6 @@ class NaiveHC(Residual):
         with torch.autocast(state.H.device.type, enabled=False):
             mixed = torch.einsum("btsn,btsd->btnd", A_r, state.H)
         return Streams(mixed + torch.einsum("btn,btd->btnd", B, branch_out.to(B.dtype)))
-
-    def depth_state(self, state, *, block):
-        return state.H.flatten(-2)
-
-    def readout(self, state, *, block):
-        return state.H.sum(-2)
-
-    def skip(self, state, *, block, rule=None):
-        self.skip_rule(rule)
-        return state
-
-    def swap_parameters(self, blocks, *, block):
-        connections = {"attention": self.connections[2 * block], "feed_forward": self.connections[2 * block + 1]}
-        own = {f"{name}_connection.{role}": value for name, one in connections.items() for role, value in one.named_parameters()}
-        return super().swap_parameters(blocks, block=block) | own
 
     def linear(self, state, *, sublayer, branch_out=None):
         if sublayer == self.config.n_sublayer:

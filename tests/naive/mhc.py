@@ -7,17 +7,12 @@ Source: arXiv 2512.24880. H_res's first index is the new stream. B batch, T time
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
-from depthbench.residuals.base import LinearForm, Residual
-
-
-class Streams(NamedTuple):
-    x: Tensor  # (B, T, streams, D)
+from depthbench.residuals.base import LinearForm
+from tests.naive._streams import NaiveStreams, Streams
 
 
 def sinkhorn(logits, iterations):
@@ -47,7 +42,7 @@ class Connection(nn.Module):
         self.alpha.fill_(0.01)
 
 
-class NaiveMHC(Residual):
+class NaiveMHC(NaiveStreams):
     def __init__(self, config, *, streams: int = 4, bias_gap: float = 8.0, iterations: int = 20) -> None:
         super().__init__(config)
         self.streams, self.iterations = streams, iterations
@@ -63,39 +58,21 @@ class NaiveMHC(Residual):
         pre, post, res = (alpha * part + bias for alpha, part, bias in zip(own.alpha, parts, biases, strict=True))
         return pre.sigmoid(), sinkhorn(res.unflatten(-1, (n, n)), self.iterations), 2 * post.sigmoid()
 
-    def open(self, embedding):
-        return Streams(torch.stack([embedding] * self.streams, -2))
-
     def read(self, state, *, sublayer):
-        H_pre, H_res, H_post = self.coefficients(state.x, sublayer)
-        with torch.autocast(state.x.device.type, enabled=False):
-            return torch.einsum("bts,btsd->btd", H_pre, state.x), (H_res, H_post)
+        H_pre, H_res, H_post = self.coefficients(state.H, sublayer)
+        with torch.autocast(state.H.device.type, enabled=False):
+            return torch.einsum("bts,btsd->btd", H_pre, state.H), (H_res, H_post)
 
     def write(self, state, carry, branch_out, emitted, *, sublayer):
         H_res, H_post = carry
-        with torch.autocast(state.x.device.type, enabled=False):
-            mixed = torch.einsum("btns,btsd->btnd", H_res, state.x)
+        with torch.autocast(state.H.device.type, enabled=False):
+            mixed = torch.einsum("btns,btsd->btnd", H_res, state.H)
         return Streams(mixed + torch.einsum("btn,btd->btnd", H_post, branch_out.to(H_post.dtype)))
-
-    def depth_state(self, state, *, block):
-        return state.x.flatten(-2)
-
-    def readout(self, state, *, block):
-        return state.x.sum(-2)
-
-    def skip(self, state, *, block, rule=None):
-        self.skip_rule(rule)
-        return state
-
-    def swap_parameters(self, blocks, *, block):
-        connections = {"attention": self.connections[2 * block], "feed_forward": self.connections[2 * block + 1]}
-        own = {f"{name}_connection.{role}": value for name, one in connections.items() for role, value in one.named_parameters()}
-        return super().swap_parameters(blocks, block=block) | own
 
     def linear(self, state, *, sublayer, branch_out=None):
         if sublayer == self.config.n_sublayer:
-            return LinearForm(state.x.new_ones(1, 1, self.streams), None, None)
-        return LinearForm(*self.coefficients(state.x, sublayer))
+            return LinearForm(state.H.new_ones(1, 1, self.streams), None, None)
+        return LinearForm(*self.coefficients(state.H, sublayer))
 
     @classmethod
     def params_extra(cls, shape, *, streams=4, **options):

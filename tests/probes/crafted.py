@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import pkgutil
-from importlib import import_module
-
 import pandas as pd
 import pytest
 import torch
@@ -18,7 +15,7 @@ from tests.contract.external import TwoLanes
 from tests.oracles.compare import randomise
 
 SHAPE = dict(n_layer=3, d_model=16, n_head=4, n_kv_head=2, vocab_size=29, d_ff=24)
-NAIVE = [import_module(f"tests.naive.{module.name}").NAIVE for module in pkgutil.iter_modules(naive.__path__)]
+NAIVE = naive.forms()
 IN_USE = [*residuals.names(), TwoLanes]
 
 

@@ -109,7 +109,7 @@ def replace_newest(state, x: Tensor):
 
 NAIVE = {  # the map of a block, said in terms of the naive forms' states
     "moda": (lambda state: state.x, lambda state, x: state._replace(x=x)),
-    "mhc": (lambda state: state.x, lambda state, x: state._replace(x=x)),
+    "mhc": (lambda state: state.H, lambda state, x: state._replace(H=x)),
     "hc": (lambda state: state.H, lambda state, x: state._replace(H=x)),
     "full_attnres": (lambda state: state.sources[-1], replace_newest),
     "block_attnres": (lambda state: state.sources[-1], replace_newest),
