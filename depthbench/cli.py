@@ -15,6 +15,7 @@ from depthbench.errors import UserError, unknown
 
 VERBS = {
     "fit": "train one run and record it",
+    "resume": "go on with a run that was interrupted",
     "validate": "measure a run's validation loss again",
     "probe": "what does each layer do? run the layer probes on a run",
     "report": "a page on what each layer of a run does",

@@ -1,22 +1,30 @@
-"""Checkpoint files of a run folder: ``checkpoints/step-00000200.ckpt``, and the best by validation loss beside them."""
+"""Checkpoint files of a run folder, ``checkpoints/step-00000200.ckpt``: the newest two, and the best by validation loss.
+
+A file is written beside its place and renamed, so that a name stands for a whole file; damage that comes later is found before it is
+read, and the checkpoint before it is used. Nothing in a checkpoint is ever executed: tensors and plain values are read, nothing else.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 import zipfile
 from pathlib import Path
 from pickle import UnpicklingError
 
+import lightning as L
 import torch
 from lightning.fabric.plugins.io import TorchCheckpointIO
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import Checkpoint
 
 from depthbench.errors import UserError
-from depthbench.store.disk import write_error
+from depthbench.store.disk import remove_leftovers, replacing, write_error
 
 KEPT = 2  # the newest ones; the best by validation loss is kept besides
+ROOM_FOR = KEPT + 2  # those, the best, and the one that is being written
+COPIES = 3  # of the parameters: the weights and AdamW's two moments
 NAME = re.compile(r"step-(\d+)\.ckpt")
 
 
@@ -40,49 +48,34 @@ def steps(run_folder: Path) -> list[int]:
 
 
 def newest(run_folder: Path) -> tuple[int, Path] | None:
-    """(step, file) of the newest whole checkpoint, or None where there is none yet; a truncated one is skipped with a warning."""
+    """(step, file) of the newest whole checkpoint, or None where there is none; a damaged one is skipped with a warning."""
     for step in reversed(steps(run_folder)):
         file = path(run_folder, step)
-        if zipfile.is_zipfile(file):  # PyTorch's format; what makes it whole is its last bytes
+        if is_whole(file):
             return step, file
-        print(f"depthbench: checkpoint {file} is truncated: the one before it is used", file=sys.stderr)
+        print(f"depthbench: checkpoint {file} is damaged: the one before it is used", file=sys.stderr)
     return None
 
 
-def weights(file: Path) -> dict[str, torch.Tensor]:
-    """The model's weights in a checkpoint, on the CPU, as they were written. Raises UserError where the file is damaged.
+def is_whole(file: Path) -> bool:
+    """Whether every byte is as it was written: PyTorch's format is a zip archive, with a checksum for each of its parts."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            return archive.testzip() is None
+    except (OSError, EOFError, zipfile.BadZipFile, NotImplementedError, ValueError, RuntimeError):
+        return False
 
-    What a user was handed is never unpickled: of a checkpoint, tensors and plain values are read, nothing else.
-    """
+
+def weights(file: Path) -> dict[str, torch.Tensor]:
+    """The model's weights in a checkpoint, on the CPU, as they were written. Raises UserError where the file is damaged."""
+    damaged = UserError(f"checkpoint {file} is damaged: remove it, and the one before it is used")
+    if not is_whole(file):
+        raise damaged
     try:
         stored = torch.load(file, map_location="cpu", weights_only=True)["state_dict"]
     except (OSError, RuntimeError, EOFError, UnpicklingError, KeyError) as error:
-        raise UserError(f"checkpoint {file} is damaged: remove it, and the one before it is used") from error
+        raise damaged from error
     return {name.removeprefix("model."): tensor for name, tensor in stored.items() if name.startswith("model.")}
-
-
-def prune(run_folder: Path, keep: int = KEPT) -> None:
-    """Remove all but the newest checkpoints."""
-    for step in steps(run_folder)[:-keep]:
-        path(run_folder, step).unlink(missing_ok=True)
-
-
-def usual_mode() -> int:
-    """The permissions of a new file of this user's."""
-    mask = os.umask(0)  # there is no way to read it but to set it
-    os.umask(mask)
-    return 0o666 & ~mask
-
-
-class CheckpointFiles(TorchCheckpointIO):
-    """Lightning's checkpoint files; a disk that refuses one is the user's to mend, in one line."""
-
-    def save_checkpoint(self, checkpoint, path, storage_options=None) -> None:
-        try:
-            super().save_checkpoint(checkpoint, path, storage_options)
-            os.chmod(path, usual_mode())  # the library leaves a temporary file's 0600
-        except OSError as error:
-            raise write_error(Path(path).parent, error) from error
 
 
 def required(run_folder: Path) -> Path:
@@ -96,14 +89,80 @@ def required(run_folder: Path) -> Path:
     return found[1]
 
 
-def keepers(run_folder: Path) -> list[ModelCheckpoint]:
-    """Callbacks that keep, at each validation, the last two checkpoints and the best one."""
-    common = {
-        "dirpath": folder(run_folder),
-        "auto_insert_metric_name": False,
-        "save_on_train_epoch_end": False,
-        "enable_version_counter": False,
-    }
-    last = ModelCheckpoint(filename="step-{step:08d}", monitor="step", mode="max", save_top_k=KEPT, **common)
-    best = ModelCheckpoint(filename="best-{step:08d}", monitor="val/loss", mode="min", save_top_k=1, **common)
-    return [last, best]
+def require_room(run_folder: Path, n_params: int, bytes_each: int) -> None:
+    """Raise UserError where the disk cannot take as many checkpoints of ``n_params`` parameters as a run has at a time.
+
+    Those that are there already count: they are replaced.
+    """
+    needed = ROOM_FOR * COPIES * n_params * bytes_each
+    there = sum(path(run_folder, step).stat().st_size for step in steps(run_folder))
+    free = shutil.disk_usage(run_folder).free + there
+    if free < needed:
+        raise UserError(
+            f"{Path(run_folder).parent} has {free / 1e9:.2g} GB free, and the checkpoints of {Path(run_folder).name} need "
+            f"{needed / 1e9:.2g} GB ({ROOM_FOR} at a time): free some, or choose another place with --runs DIR"
+        )
+
+
+def usual_mode() -> int:
+    """The permissions of a new file of this user's."""
+    mask = os.umask(0)  # there is no way to read it but to set it
+    os.umask(mask)
+    return 0o666 & ~mask
+
+
+class CheckpointFiles(TorchCheckpointIO):
+    """How Lightning writes a checkpoint: whole or not at all. A disk that refuses one is the user's to mend, in one line."""
+
+    def save_checkpoint(self, checkpoint, path, storage_options=None) -> None:
+        path = Path(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(path) as temporary, open(temporary, "wb") as file:
+                torch.save(checkpoint, file)
+        except (OSError, RuntimeError) as error:
+            # torch, refused by the disk, ends its archive all the same, and complains of that instead.
+            refusal = error if isinstance(error, OSError) else error.__context__
+            if not isinstance(refusal, OSError):
+                raise
+            raise write_error(path.parent, refusal) from error
+
+
+class Checkpoints(Checkpoint):
+    """Saves the run at each validation and keeps the newest two checkpoints and the best by validation loss, on any rank alike."""
+
+    def __init__(self, run_folder: Path):
+        self.run_folder = run_folder
+        self.best: tuple[int, float] | None = None  # step and validation loss
+        remove_leftovers(folder(run_folder))
+
+    def state_dict(self) -> dict:
+        return {"best": self.best}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.best = state["best"] and tuple(state["best"])
+
+    def on_validation_end(self, trainer: L.Trainer, module) -> None:
+        if trainer.state.fn != "fit":
+            return
+        loss = float(trainer.callback_metrics["val/loss"])
+        if self.best is None or loss < self.best[1]:
+            self.best = (trainer.global_step, loss)
+        self.save(trainer)
+
+    def save(self, trainer: L.Trainer) -> None:
+        """Write the checkpoint of the step that is done, and remove those that are not to be kept."""
+        trainer.save_checkpoint(path(self.run_folder, trainer.global_step))
+        if trainer.is_global_zero:
+            self._prune(trainer.global_step)
+
+    def exists(self, step: int) -> bool:
+        return path(self.run_folder, step).exists()
+
+    def _prune(self, step: int) -> None:
+        """Later ones than this are damaged, or the run would have gone on from them."""
+        there = steps(self.run_folder)
+        kept = [at for at in there if at <= step][-KEPT:]
+        for at in there:
+            if at not in kept and at != (self.best and self.best[0]):
+                path(self.run_folder, at).unlink(missing_ok=True)

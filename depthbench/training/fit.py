@@ -6,6 +6,7 @@ import json
 import logging
 import shutil
 import subprocess
+import sys
 import time
 import warnings
 from dataclasses import asdict
@@ -27,45 +28,81 @@ from depthbench.store.writer import RunWriter
 from depthbench.training import checkpoints, final_probes
 from depthbench.training.cli import ExperimentCLI
 from depthbench.training.data import CorpusDataModule
-from depthbench.training.interruption import Interrupted
-from depthbench.training.messages import announcement, how_to_go_on, summary
+from depthbench.training.divergence import Diverged
+from depthbench.training.interruption import Interrupted, stopped_at_once
+from depthbench.training.messages import announcement, how_to_go_on, last_good, summary
 from depthbench.training.module import LanguageModelingModule
 from depthbench.training.plan import Plan, resolve, run_row
+from depthbench.training.resume import refuse_another_run
 from depthbench.training.trainer import bare_trainer, build_trainer, device_name, precision_of
 
 
-def fit(cli: ExperimentCLI) -> int:
+DIVERGED = 3  # the exit code
+
+
+def fit(cli: ExperimentCLI, *, begun: Path | None = None) -> int:
     """Train, or go on with, the run that this command names. Returns the exit code.
 
-    A finished run says so and stops; one that was interrupted goes on from its newest checkpoint; ``--fresh`` starts over and
-    keeps the old folder aside. Raises UserError for what the user can mend.
+    A finished run says so and stops; one that was interrupted goes on from its newest checkpoint; ``--fresh`` starts over and keeps
+    the old folder aside. ``begun`` is the folder of a run that is to go on, refused where the command means another run than that.
+    Raises UserError for what the user can mend.
     """
+    try:
+        with stopped_at_once():
+            return _fit(cli, begun)
+    except Interrupted as stop:
+        print("\nInterrupted before training began.", flush=True)
+        return stop.exit_code
+
+
+def _fit(cli: ExperimentCLI, begun: Path | None) -> int:
     quieten()
-    probe = bare_trainer(cli)
-    precision = precision_of(cli, probe)
-    plan = resolve(cli.experiment, precision=precision, max_steps=cli.config.trainer.max_steps, world_size=probe.world_size)
-    folder = Path(cli.experiment.runs).expanduser() / plan.run_id
+    trainer = bare_trainer(cli)
+    precision = precision_of(cli, trainer)
+    plan = resolve(cli.experiment, precision=precision, max_steps=cli.config.trainer.max_steps, world_size=trainer.world_size)
+    folder = begun or Path(cli.experiment.runs).expanduser() / plan.run_id
+    if begun:
+        refuse_another_run(folder, plan, trainer.world_size)
     if cli.config.fresh and is_run_folder(folder):
         print(f"The old folder is kept as {keep_aside(folder)}")
     with run_lock(folder):  # from before it is decided what there is to go on from
-        if is_run_folder(folder) and read_run(folder)["status"] == "finished":
-            seal_run(folder)  # it may have met a full disk when it ended
-            print(f"Run {plan.run_id} is already finished; --fresh would start it over.")
-            print(summary(folder.parent, plan.run_id, plan.card))
-            return 0
+        if is_run_folder(folder):
+            refuse_another_run(folder, plan, trainer.world_size)
+            row = read_run(folder)
+            if row["status"] == "finished":
+                return already_finished(folder, plan)
+            if row["status"] == "diverged" and not begun:
+                return already_diverged(folder, row)
+            if begun:
+                checkpoints.required(folder)
+        if trainer.world_size > 1:
+            raise UserError(f"a run on {trainer.world_size} devices is not supported yet: use --trainer.devices 1 and one process")
         return train(cli, plan, folder)
+
+
+def already_finished(folder: Path, plan: Plan) -> int:
+    seal_run(folder)  # it may have met a full disk when it ended
+    print(f"Run {folder.name} is already finished; --fresh would start it over.")
+    print(summary(folder.parent, folder.name, plan.card))
+    return 0
+
+
+def already_diverged(folder: Path, row: dict) -> int:
+    why = json.loads(row["config"]).get("diverged", "its loss or gradient became non-finite")
+    print(f"depthbench: run {folder.name} has diverged: {why}; {last_good(folder)}", file=sys.stderr)
+    return DIVERGED
 
 
 def train(cli: ExperimentCLI, plan: Plan, folder: Path) -> int:
     """Build everything, run Lightning, and seal the run folder whatever happens."""
     resume = checkpoints.newest(folder)
-    if resume:
-        refuse_other_micro_batch(folder, plan)
+    checkpoints.require_room(folder, plan.params_total, bytes_each=8 if plan.precision == "64-true" else 4)
     L.seed_everything(plan.experiment.seed, workers=True, verbose=False)
     model = build(plan)
     data = data_module(plan, cache_dir=folder / "chunks")
     print(announcement(plan, folder, resumed_from=resume[0] if resume else None), flush=True)
-    with RunWriter(folder, run_facts(cli, plan), **attempt(folder, resume)) as writer:
+    facts = run_facts(cli, plan)
+    with RunWriter(folder, facts, **attempt(folder, resume)) as writer:
         (folder / "config.yaml").write_text(repeatable_config(cli, plan), encoding="utf-8")
         trainer = build_trainer(cli, plan, folder, writer, data)
         writer.update_run(device=device_name(trainer), n_device=trainer.world_size)
@@ -80,26 +117,21 @@ def train(cli: ExperimentCLI, plan: Plan, folder: Path) -> int:
             writer.seal("interrupted")
             print(f"\nInterrupted. {how_to_go_on(folder)}", flush=True)
             return 130
+        except Diverged as why:
+            writer.update_run(config=json.dumps(json.loads(facts["config"]) | {"diverged": str(why)}))
+            writer.seal("diverged")
+            print(f"depthbench: run {folder.name} diverged: {why}; {last_good(folder)}", file=sys.stderr, flush=True)
+            return DIVERGED
         except BaseException:
             writer.seal("failed")
             raise
         ended = trainer.global_step >= plan.last_step
         writer.seal("finished" if ended else "interrupted")
     stopped = final_probes.measure(plan, folder, model.to(trainer.strategy.root_device), data) if ended else 0
-    print(summary(folder.parent, plan.run_id, plan.card))
+    print(summary(folder.parent, folder.name, plan.card))
     if not ended:
         print(f"It stopped at step {trainer.global_step} of {plan.last_step}. {how_to_go_on(folder)}")
     return stopped
-
-
-def refuse_other_micro_batch(folder: Path, plan: Plan) -> None:
-    """Lightning resumes by its count of micro-batches: another size of them would shift every sequence that follows."""
-    begun = json.loads(read_run(folder)["config"])["data"]["micro_batch"]
-    if begun != plan.micro_batch:
-        raise UserError(
-            f"run {plan.run_id} was begun with --micro-batch {begun}, and {plan.micro_batch} is asked for: "
-            f"go on with --micro-batch {begun}, or start over with --fresh"
-        )
 
 
 def build(plan: Plan) -> LanguageModel:

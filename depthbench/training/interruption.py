@@ -9,12 +9,17 @@ from contextlib import contextmanager
 
 import lightning as L
 
-from depthbench.training import checkpoints
+from depthbench.training.checkpoints import Checkpoints
 from depthbench.training.module import step_done
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
-class Interrupted(Exception):
-    """Raised after a signal; by ``Interruption`` at the first boundary. ``exit_code`` is the shell's: 128 plus the signal's number."""
+
+class Interrupted(BaseException):
+    """Raised after a signal; by ``Interruption`` at the first boundary. ``exit_code`` is the shell's: 128 plus the signal's number.
+
+    No Exception: whatever a library tries again or passes over, this ends it.
+    """
 
     def __init__(self, signum: int):
         super().__init__(signal.Signals(signum).name)
@@ -23,12 +28,18 @@ class Interrupted(Exception):
 
 @contextmanager
 def stopped_at_once() -> Iterator[None]:
-    """Ctrl-C and SIGTERM raise ``Interrupted`` wherever the block stands: for work that loses little by it. Main thread only."""
+    """Ctrl-C and SIGTERM raise ``Interrupted`` wherever the block stands: for work that loses little by it.
+
+    Outside the main thread, where Python allows no handlers, it changes nothing.
+    """
 
     def stop(signum, frame):
         raise Interrupted(signum)
 
-    previous = {number: signal.signal(number, stop) for number in Interruption.SIGNALS}
+    try:
+        previous = {number: signal.signal(number, stop) for number in SIGNALS}
+    except ValueError:
+        previous = {}
     try:
         yield
     finally:
@@ -37,40 +48,61 @@ def stopped_at_once() -> Iterator[None]:
 
 
 class Interruption(L.Callback):
-    """Turns SIGINT and SIGTERM into an orderly end: after the optimizer step, or the validation, that is in progress.
+    """Turns SIGINT and SIGTERM into an orderly end: at the next boundary of an optimizer step, or of a batch of a validation.
 
-    A validation is finished because its checkpoint is only written then. A second Ctrl-C ends at once. Lightning's own handlers would
-    leave with exit code 0 or 1 and nothing saved.
+    A validation that is cut short is run again, all of it, by the attempt that goes on: the checkpoint says that it is due. A second
+    Ctrl-C ends at once. Lightning's own handlers would leave with exit code 0 or 1 and nothing saved.
     """
 
-    SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-    def __init__(self, folder):
-        self.folder = folder
+    def __init__(self, checkpoints: Checkpoints):
+        self.checkpoints = checkpoints
         self.received: int | None = None
+        self._validation_due = False
         self._previous: dict[int, object] = {}
 
+    def state_dict(self) -> dict:
+        return {"validation_due": self._validation_due}
+
+    def load_state_dict(self, state: dict) -> None:
+        self._validation_due = state["validation_due"]
+
     def on_train_start(self, trainer, module) -> None:
-        self._previous = {number: signal.signal(number, self._receive) for number in self.SIGNALS}
+        self._previous = {number: signal.signal(number, self._receive) for number in SIGNALS}
+        if self._validation_due:
+            validate(trainer)
 
     def _receive(self, signum, frame) -> None:
         if self.received is not None and signum == signal.SIGINT:
-            raise KeyboardInterrupt
+            raise Interrupted(signum)
         self.received = signum
         # Not print(): a handler may run in the middle of another print, and buffered streams refuse that.
         os.write(2, b"\nStopping after this step (Ctrl-C again: at once) ...\n")
 
     def on_train_batch_start(self, trainer, module, batch, batch_idx) -> None:
-        if self.received is not None and checkpoints.path(self.folder, trainer.global_step).exists():
+        if self.received is not None and self.checkpoints.exists(trainer.global_step):
             raise Interrupted(self.received)
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx) -> None:
         validation_due = trainer.should_stop or (batch_idx + 1) % trainer.val_check_batch == 0
-        if self.received is None or validation_due or not step_done(trainer):
-            return  # a validation that is due writes the checkpoint itself, after which the run ends or is stopped
-        trainer.save_checkpoint(checkpoints.path(self.folder, trainer.global_step))
-        checkpoints.prune(self.folder)
-        raise Interrupted(self.received)
+        if step_done(trainer) and not validation_due:
+            self._leave_if_asked(trainer)
+
+    def on_validation_start(self, trainer, module) -> None:
+        if trainer.state.fn == "fit":
+            self._validation_due = True
+            self._leave_if_asked(trainer)
+
+    def on_validation_batch_end(self, trainer, module, outputs, batch, batch_idx, dataloader_idx=0) -> None:
+        if trainer.state.fn == "fit":
+            self._leave_if_asked(trainer)
+
+    def on_validation_epoch_end(self, trainer, module) -> None:
+        self._validation_due = False  # before its checkpoint is saved
+
+    def _leave_if_asked(self, trainer) -> None:
+        if self.received is not None:
+            self.checkpoints.save(trainer)
+            raise Interrupted(self.received)
 
     def on_train_end(self, trainer, module) -> None:
         self._restore()
@@ -82,3 +114,12 @@ class Interruption(L.Callback):
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         self._previous = {}
+
+
+def validate(trainer: L.Trainer) -> None:
+    """Run the validation of the step that is done, as Lightning's training loop does after it."""
+    loop = trainer.fit_loop.epoch_loop.val_loop
+    loop.restarting = False  # from its first block, whatever the checkpoint says of the one before
+    trainer.validating = True
+    loop.run()
+    trainer.training = True

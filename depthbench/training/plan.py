@@ -106,26 +106,28 @@ class Plan:
         return shapes.over_budget(self.shape, self.experiment.size, self.params_extra, self.experiment.budget)
 
     @property
-    def run_id(self) -> str:
-        """Readable prefix and a hash over what decides the result (store.md, "Run ids")."""
+    def decides(self) -> dict[str, Any]:
+        """Exactly what decides the result (store.md, "Run ids"): two runs that agree in it are the same run."""
         asked, shape = self.experiment, self.shape
-        return run_id(
-            {
-                "arch": asked.arch,
-                "options": self.options_chosen,
-                "size": asked.size,
-                **asdict(shape),
-                "corpus_fingerprint": self.card.fingerprint,
-                "recipe": asdict(self.recipe),
-                "lr": self.lr,
-                "seq_len": self.seq_len,
-                "batch_tokens": self.batch_tokens,
-                "tokens_planned": self.tokens,
-                "max_steps": self.last_step,
-                "seed": asked.seed,
-                "precision": self.precision,
-            }
-        )
+        return {
+            "arch": asked.arch,
+            "options": self.options_chosen,
+            **asdict(shape),
+            "corpus_fingerprint": self.card.fingerprint,
+            "recipe": asdict(self.recipe),
+            "lr": self.lr,
+            "seq_len": self.seq_len,
+            "batch_tokens": self.batch_tokens,
+            "tokens_planned": self.tokens,
+            "max_steps": self.last_step,
+            "seed": asked.seed,
+            "precision": self.precision,
+        }
+
+    @property
+    def run_id(self) -> str:
+        """Readable prefix and a hash over what decides the result."""
+        return run_id({**self.decides, "size": self.experiment.size})
 
 
 def resolve(asked: Experiment, *, precision: str = "32-true", max_steps: int = -1, world_size: int = 1) -> Plan:

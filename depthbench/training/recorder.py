@@ -69,8 +69,8 @@ class StoreLogger(Logger):
 class Recorder(L.Callback):
     """Sends the scalars of each optimizer step, and of each validation, to all loggers.
 
-    The step is the number of optimizer steps done, the loss that of the batch which this step used. The first step of an attempt and
-    the last of the run are always logged, others every ``trainer.log_every_n_steps`` (0: no others). ``wall_s`` counts training and
+    The step is the number of optimizer steps done, the loss that of the batch which this step used. The first step and the last of
+    the run are always logged, others every ``trainer.log_every_n_steps`` (0: no others). ``wall_s`` counts training and
     validation and goes on after a resume; tokens per second leave validation out.
     """
 
@@ -99,7 +99,6 @@ class Recorder(L.Callback):
 
     def on_train_start(self, trainer, module) -> None:
         self._started = self._busy_since = time.perf_counter()
-        self._first = trainer.global_step + 1
         self._peak_flops = peak_flops(module.device)
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx) -> None:
@@ -110,7 +109,7 @@ class Recorder(L.Callback):
         self._steps_timed += 1
         step = trainer.global_step
         every = trainer.log_every_n_steps
-        if step not in (self._first, self.last_step) and not (every and step % every == 0):
+        if step not in (1, self.last_step) and not (every and step % every == 0):
             return
         # Lightning hands back each micro-batch's loss already divided by the accumulation.
         loss = trainer.strategy.reduce(torch.stack(losses).sum(), reduce_op="mean").item()

@@ -13,13 +13,14 @@ from lightning.pytorch.callbacks import Timer
 
 from depthbench.errors import UserError, unknown
 from depthbench.store.writer import RunWriter
-from depthbench.training import checkpoints
+from depthbench.training.checkpoints import CheckpointFiles, Checkpoints
 from depthbench.training.cli import ExperimentCLI, first_line
 from depthbench.training.data import CorpusDataModule
 from depthbench.training.interruption import Interruption
 from depthbench.training.layer_stats import LayerStatistics
 from depthbench.training.plan import Plan
 from depthbench.training.progress import TrainingProgress
+from depthbench.training.random_states import RandomStates
 from depthbench.training.recorder import Recorder, StoreLogger
 from depthbench.training.skip_ablation import SkipAblation, fixed_windows
 
@@ -29,12 +30,21 @@ PRECISIONS = ("32-true", "bf16-mixed", "64-true")
 
 
 class StopAtLastStep(L.Callback):
-    """Asks Lightning to stop at the planned last step, so that this step always ends in a validation and a checkpoint."""
+    """Asks Lightning to stop at the planned last step, so that this step always ends in a validation and a checkpoint.
+
+    Lightning's ``max_steps`` would leave a run that goes on from its last step before the validation that may still be due.
+    """
 
     def __init__(self, last_step: int):
         self.last_step = last_step
 
+    def on_train_start(self, trainer, module) -> None:
+        self._stop_if_done(trainer)
+
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx) -> None:
+        self._stop_if_done(trainer)
+
+    def _stop_if_done(self, trainer) -> None:
         if trainer.global_step >= self.last_step:
             trainer.should_stop = True
 
@@ -62,17 +72,18 @@ def build_trainer(cli: ExperimentCLI, plan: Plan, folder: Path, writer: RunWrite
         callbacks.append(TrainingProgress(recorder, last_step=plan.last_step))
     if config.get("max_time"):
         callbacks.append(AttemptTimer(config.pop("max_time")))
-    callbacks += [*as_list(config.pop("callbacks", None)), *checkpoints.keepers(folder), Interruption(folder)]
+    keeper = Checkpoints(folder)
+    callbacks += [*as_list(config.pop("callbacks", None)), RandomStates(), Interruption(keeper), keeper]
     logger = StoreLogger(writer, run_id=plan.run_id, tokens_per_step=plan.batch_tokens)
     return L.Trainer(
         **{
             **config,
             "callbacks": callbacks,
             "logger": [logger, *as_list(config.pop("logger", None))],
-            "plugins": [*as_list(config.pop("plugins", None)), checkpoints.CheckpointFiles()],
+            "plugins": [*as_list(config.pop("plugins", None)), CheckpointFiles()],
             "precision": plan.precision,
             "max_epochs": 1,
-            "max_steps": plan.last_step,
+            "max_steps": -1,
             "accumulate_grad_batches": plan.accumulation,
             "gradient_clip_val": plan.recipe.max_grad_norm,
             "val_check_interval": -(-plan.last_step // plan.validations) * plan.accumulation,
@@ -97,8 +108,6 @@ def bare_trainer(cli: ExperimentCLI) -> L.Trainer:
     if isinstance(trainer.accelerator, MPSAccelerator) and cli.config.trainer.accelerator == "auto":
         cli.config_init.trainer.accelerator = "cpu"  # Apple's GPUs lack fp64, in which losses are summed
         trainer = _bare_trainer(cli)
-    if trainer.world_size > 1:
-        raise UserError(f"a run on {trainer.world_size} devices is not supported yet: use --trainer.devices 1 and one process")
     return trainer
 
 

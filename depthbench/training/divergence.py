@@ -1,0 +1,2 @@
+class Diverged(Exception):
+    pass

@@ -1,0 +1,29 @@
+"""`depthbench resume RUN`: go on with a run from its newest whole checkpoint, as it was begun."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from depthbench.cli import OneLineParser
+from depthbench.errors import UserError
+
+
+def main(argv: list[str]) -> int:
+    from depthbench.store.runs import find_run
+    from depthbench.training.cli import parse
+    from depthbench.training.fit import fit
+
+    parser = OneLineParser(
+        prog="depthbench resume",
+        description="Go on with a run from its newest whole checkpoint. It needs nothing but the run; what the run is cannot be changed.",
+        epilog="Keys of `depthbench fit` that decide no result may follow, such as --workers 2 or --trainer.max_time 00:08:00:00.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("run", metavar="RUN", help="a run id, a unique prefix of one, or a run folder")
+    parser.add_argument("--runs", default="runs", metavar="DIR", help="folder of all runs (default: runs)")
+    args, rest = parser.parse_known_args(argv)
+    folder = find_run(Path(args.runs).expanduser(), args.run)
+    config = folder / "config.yaml"
+    if not config.is_file():
+        raise UserError(f"run {folder.name} has no config.yaml to go on with: repeat the `depthbench fit` that began it")
+    return fit(parse(["--config", str(config), *rest, "--runs", str(folder.parent)]), begun=folder)
