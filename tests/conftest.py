@@ -33,12 +33,17 @@ def main_module_of_its_own():
 @pytest.fixture(scope="session")
 def tiny_corpus(tmp_path_factory) -> Path:
     """A prepared text corpus for size pico: vocabulary 512, blocks of 128 + 1 tokens, some hundred blocks."""
+    return text_corpus(tmp_path_factory, texts=60)
+
+
+def text_corpus(tmp_path_factory, *, texts: int) -> Path:
+    """A prepared corpus of so many made-up texts, about 20 training blocks of 128 + 1 tokens and 5 held-out ones from each."""
     from depthbench import corpora
 
     rng = random.Random(0)
     words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 9))) for _ in range(400)]
     source = tmp_path_factory.mktemp("text")
-    for number in range(60):
+    for number in range(texts):
         sentences = (" ".join(rng.choices(words, weights=range(400, 0, -1), k=rng.randint(4, 14))) for _ in range(90))
         (source / f"{number:02d}.txt").write_text(".\n".join(sentences), encoding="utf-8")
     folder = tmp_path_factory.mktemp("corpus") / "tiny"

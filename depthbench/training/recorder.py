@@ -71,11 +71,13 @@ class Recorder(L.Callback):
 
     The step is the number of optimizer steps done, the loss that of the batch which this step used. The first step and the last of
     the run are always logged, others every ``trainer.log_every_n_steps`` (0: no others). ``wall_s`` counts training and
-    validation and goes on after a resume; tokens per second leave validation out.
+    validation and goes on after a resume; tokens per second leave validation out. ``validated`` is the last step whose validation is
+    on record: a run that was killed between that and its checkpoint repeats it, and it must not stand twice.
     """
 
-    def __init__(self, *, tokens_per_step: int, last_step: int, flops_per_token: float):
+    def __init__(self, *, tokens_per_step: int, last_step: int, flops_per_token: float, validated: int = 0):
         self.tokens_per_step, self.last_step, self.flops_per_token = tokens_per_step, last_step, flops_per_token
+        self.validated = validated
         self._wall_before, self._started = 0.0, time.perf_counter()
         self._busy_since = self._started
         self._losses: list[torch.Tensor] = []
@@ -134,7 +136,7 @@ class Recorder(L.Callback):
         self.exclude(time.perf_counter() - self._paused)
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("val/")}
         self.latest.update(metrics)
-        if trainer.state.fn == "fit":
+        if trainer.state.fn == "fit" and trainer.global_step > self.validated:
             self._log(trainer, metrics, trainer.global_step)
 
     def _performance(self, trainer, device: torch.device) -> dict[str, float]:

@@ -12,6 +12,7 @@ from lightning.pytorch.accelerators import CUDAAccelerator, MPSAccelerator
 from lightning.pytorch.callbacks import Timer
 
 from depthbench.errors import UserError, unknown
+from depthbench.store.reader import Store
 from depthbench.store.writer import RunWriter
 from depthbench.training.checkpoints import CheckpointFiles, Checkpoints
 from depthbench.training.cli import ExperimentCLI, first_line
@@ -60,7 +61,7 @@ def build_trainer(cli: ExperimentCLI, plan: Plan, folder: Path, writer: RunWrite
     """Lightning's Trainer with the user's arguments, ours, our logger and our callbacks before the user's own."""
     config = dict(cli.config_init.trainer)
     at = {"tokens_per_step": plan.batch_tokens, "last_step": plan.last_step}
-    recorder = Recorder(**at, flops_per_token=plan.flops_per_token)
+    recorder = Recorder(**at, flops_per_token=plan.flops_per_token, validated=validated_through(folder))
     callbacks = [recorder, StopAtLastStep(plan.last_step)]
     if plan.experiment.layer_stats_every > 0:
         windows = fixed_windows(data.val_dataset())
@@ -93,6 +94,12 @@ def build_trainer(cli: ExperimentCLI, plan: Plan, folder: Path, writer: RunWrite
             "enable_autolog_hparams": False,
         }
     )
+
+
+def validated_through(folder: Path) -> int:
+    """The last step of which a validation is recorded and stands; 0 where there is none."""
+    rows = Store(folder.parent).scalars([folder.name], ["val/loss"])
+    return 0 if rows.empty else int(rows.step.max())
 
 
 def as_list(asked) -> list:

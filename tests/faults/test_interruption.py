@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from depthbench.store.reader import Store
-from depthbench.training.interruption import Interruption
+from depthbench.training.interruption import Interrupted, Interruption
 from tests.conftest import REPOSITORY
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
@@ -80,7 +80,7 @@ def test_a_second_ctrl_c_does_not_wait(tmp_path, capfd):
     interruption = Interruption(tmp_path)
     interruption._receive(signal.SIGINT, None)
     assert "Ctrl-C again: at once" in capfd.readouterr().err
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Interrupted):
         interruption._receive(signal.SIGINT, None)
 
 

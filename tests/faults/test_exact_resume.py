@@ -1,0 +1,190 @@
+"""A run that is interrupted and goes on is the uninterrupted run to the bit: losses, samples, learning rates, weights, statistics."""
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+from depthbench.corpora import BlockDataset
+from depthbench.store.reader import Store
+from depthbench.training import checkpoints
+from tests.conftest import text_corpus
+from tests.faults.witness import Crash, witnessed
+
+STEPS, EVERY, SEQUENCES = 12, 3, 16  # optimizer steps, steps from one validation and checkpoint to the next, sequences per step
+EXIT_CODE = {"SIGTERM": 143, "SIGINT": 130}
+
+
+@dataclass
+class Result:
+    """Everything a run leaves that does not depend on the clock."""
+
+    tables: dict[str, pd.DataFrame]
+    seen: dict
+    state: dict
+
+    @classmethod
+    def of(cls, runs: Path, file: Path) -> "Result":
+        store = Store(runs)
+        (run_id,) = store.runs().run_id
+        scalars = store.rows("scalars", [run_id])
+        tables = {
+            "scalars": scalars[~scalars.name.str.startswith("perf/")],
+            "layer_stats": store.rows("layer_stats", [run_id]),
+        }
+        tables = {
+            name: rows.drop(columns=["attempt", "wall_s"], errors="ignore").sort_values([*rows.columns.intersection(KEYS)], ignore_index=True)
+            for name, rows in tables.items()
+        }
+        stored = torch.load(checkpoints.path(runs / run_id, STEPS), weights_only=True)
+        return cls(tables, witnessed(file), {name: stored[name] for name in ("state_dict", "optimizer_states", "lr_schedulers", "callbacks")})
+
+
+KEYS = ["name", "metric", "site", "direction", "layer", "step"]
+
+
+class Trial:
+    """One run in a folder of its own, attempt by attempt."""
+
+    def __init__(self, corpus, folder, says, monkeypatch, *, accumulation, workers=0):
+        self.says, self.monkeypatch = says, monkeypatch
+        self.runs, self.file = folder / "runs", folder / "seen.jsonl"
+        self.command = [
+            *("fit", "--size", "pico", "--corpus", corpus, "--runs", self.runs, "--trainer.accelerator", "cpu", "--probes", "none"),
+            *("--tokens", STEPS * SEQUENCES * 128, "--validations", STEPS // EVERY, "--layer-stats-every", 2),
+            *("--micro-batch", SEQUENCES // accumulation, "--workers", workers, "--trainer.callbacks+=tests.faults.witness.Witness"),
+        ]  # fmt: skip
+        monkeypatch.setenv("WITNESS_FILE", str(self.file))
+
+    def attempt(self, stop: str = "") -> str:
+        """Run the command until ``stop`` (see Witness), or to its end. Returns what it said."""
+        self.monkeypatch.setenv("WITNESS_STOP", stop)
+        if stop.endswith("crash"):
+            with pytest.raises(Crash):
+                self.says(*self.command)
+            return ""
+        code, out, err = self.says(*self.command)
+        assert code == EXIT_CODE.get(stop.rpartition(":")[2], 0), out + err
+        return out
+
+    def result(self) -> Result:
+        return Result.of(self.runs, self.file)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> Path:
+    """So small that a run passes its end."""
+    return text_corpus(tmp_path_factory, texts=6)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(corpus, tmp_path_factory):
+    """accumulation -> the Result of a run that nothing interrupts; each is trained once."""
+    known = {}
+
+    def of(accumulation, says, monkeypatch):
+        if accumulation not in known:
+            trial = Trial(corpus, tmp_path_factory.mktemp("whole"), says, monkeypatch, accumulation=accumulation)
+            trial.attempt()
+            known[accumulation] = trial.result()
+        return known[accumulation]
+
+    return of
+
+
+def equal(a, b) -> bool:
+    """Equality to the bit of nested tensors and plain values."""
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(equal, a, b))
+    return a == b
+
+
+def assert_same(got: Result, expected: Result) -> None:
+    for name, rows in expected.tables.items():
+        pd.testing.assert_frame_equal(got.tables[name], rows, check_exact=True)
+    assert got.seen == expected.seen
+    for part in ("state_dict", "optimizer_states", "lr_schedulers"):
+        assert equal(got.state[part], expected.state[part]), f"{part} of the last checkpoint differs"
+
+
+def pass_end(corpus) -> int:
+    """The step during which the first pass over the corpus ends."""
+    return -(-len(BlockDataset(corpus, "train")) // SEQUENCES)
+
+
+@pytest.fixture
+def trial(corpus, tmp_path, says, monkeypatch):
+    return lambda **how: Trial(corpus, tmp_path, says, monkeypatch, **how)
+
+
+@pytest.mark.parametrize("accumulation", [1, 4])
+def test_interrupted_at_every_kind_of_place(trial, uninterrupted, corpus, says, monkeypatch, accumulation):
+    end = pass_end(corpus)
+    assert 1 < end < STEPS
+    expected = uninterrupted(accumulation, says, monkeypatch)
+    run = trial(accumulation=accumulation)
+    stops = [
+        ("start:1:SIGTERM", 1),  # before there is any checkpoint: the step is finished
+        ("train:2:SIGINT", 2),
+        ("train:3:SIGTERM", 3),  # the step of a validation and of its checkpoint, which are then still due
+        ("start:5:crash", 3),  # goes on from step 3: what was recorded of step 4 stands once
+        ("validation.1:6:SIGTERM", 6),  # in the middle of a validation
+        ("validation.0:6:SIGINT", 6),  # and again, in the repeated one
+        ("validated:6:SIGTERM", 6),  # between a validation and its checkpoint
+        (f"start:{end}:SIGTERM", end),  # a pass over the corpus ends in this step
+        ("validation.1:12:SIGTERM", 12),  # the last one
+        ("validated:12:crash", 12),
+    ]
+    for stop, left_at in sorted(stops, key=lambda stop: int(stop[0].split(":")[1])):
+        run.attempt(stop)
+        (folder,) = [path for path in run.runs.iterdir() if path.is_dir() and not path.name.startswith(".")]
+        assert checkpoints.newest(folder)[0] == left_at, stop
+    said = run.attempt()
+    assert "going on from the checkpoint at step 12" in said and "validation loss" in said
+    assert Store(run.runs).runs()[["status", "n_attempts"]].values.tolist() == [["finished", len(stops) + 1]]
+    assert_same(run.result(), expected)
+
+
+def random_stops(seed: int, count: int, accumulation: int) -> list[str]:
+    """Places that come one after the other, so that each is reached."""
+    rng = random.Random(seed)
+    steps = sorted(rng.sample(range(1, STEPS + 1), count))
+    places = ["start", "train", *["validation.0", "validation.1", "validated"] * 2]
+    return [
+        f"{rng.choice(places if step % EVERY == 0 else places[:2])}:{step}:{rng.choice(['SIGTERM', 'SIGINT'])}" for step in steps
+    ]
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_interrupted_at_random_steps(trial, uninterrupted, says, monkeypatch, seed):
+    accumulation = (1, 4)[seed % 2]
+    run = trial(accumulation=accumulation)
+    for stop in random_stops(seed, 4, accumulation):
+        run.attempt(stop)
+    run.attempt()
+    assert_same(run.result(), uninterrupted(accumulation, says, monkeypatch))
+
+
+def test_with_loader_processes(trial, uninterrupted, says, monkeypatch):
+    run = trial(accumulation=4, workers=2)
+    run.attempt("train:7:SIGTERM")
+    run.attempt()
+    assert_same(run.result(), uninterrupted(4, says, monkeypatch))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(8))
+def test_interrupted_at_more_random_steps(trial, uninterrupted, says, monkeypatch, seed):
+    accumulation, workers = [(1, 0), (4, 0), (1, 2), (4, 2)][seed % 4]
+    run = trial(accumulation=accumulation, workers=workers)
+    for stop in random_stops(100 + seed, 6, accumulation):
+        run.attempt(stop)
+    run.attempt()
+    assert_same(run.result(), uninterrupted(accumulation, says, monkeypatch))
