@@ -136,5 +136,6 @@ class CorpusDataModule(L.LightningDataModule):
             pin_memory=torch.cuda.is_available(),
             persistent_workers=self.workers > 0,
             multiprocessing_context="spawn" if self.workers else None,
+            generator=torch.Generator(),  # its own: else each pass draws a seed for the workers from the run's random numbers
             **how,
         )
