@@ -106,6 +106,8 @@ class Interruption(L.Callback):
 
     def on_train_end(self, trainer, module) -> None:
         self._restore()
+        if self.received is not None:  # during the last checkpoint: what comes after training is left to the next attempt
+            raise Interrupted(self.received)
 
     def on_exception(self, trainer, module, exception) -> None:
         self._restore()
