@@ -1,62 +1,26 @@
 """A run that is interrupted and goes on is the uninterrupted run to the bit: losses, samples, learning rates, weights, statistics."""
 
 import random
-from dataclasses import dataclass
-from pathlib import Path
 
-import pandas as pd
 import pytest
-import torch
 
 from depthbench.corpora import BlockDataset
 from depthbench.store.reader import Store
 from depthbench.training import checkpoints
 from tests.conftest import text_corpus
-from tests.faults.witness import Crash, witnessed
+from tests.faults.tiny_run import EVERY, SEQUENCES, STEPS, Result, assert_same, command, folders
+from tests.faults.witness import Crash
 
-STEPS, EVERY, SEQUENCES = 12, 3, 16  # optimizer steps, steps from one validation and checkpoint to the next, sequences per step
 EXIT_CODE = {"SIGTERM": 143, "SIGINT": 130}
-
-
-@dataclass
-class Result:
-    """Everything a run leaves that does not depend on the clock."""
-
-    tables: dict[str, pd.DataFrame]
-    seen: dict
-    state: dict
-
-    @classmethod
-    def of(cls, runs: Path, file: Path) -> "Result":
-        store = Store(runs)
-        (run_id,) = store.runs().run_id
-        scalars = store.rows("scalars", [run_id])
-        tables = {
-            "scalars": scalars[~scalars.name.str.startswith("perf/")],
-            "layer_stats": store.rows("layer_stats", [run_id]),
-        }
-        tables = {
-            name: rows.drop(columns=["attempt", "wall_s"], errors="ignore").sort_values([*rows.columns.intersection(KEYS)], ignore_index=True)
-            for name, rows in tables.items()
-        }
-        stored = torch.load(checkpoints.path(runs / run_id, STEPS), weights_only=True)
-        return cls(tables, witnessed(file), {name: stored[name] for name in ("state_dict", "optimizer_states", "lr_schedulers", "callbacks")})
-
-
-KEYS = ["name", "metric", "site", "direction", "layer", "step"]
 
 
 class Trial:
     """One run in a folder of its own, attempt by attempt."""
 
-    def __init__(self, corpus, folder, says, monkeypatch, *, accumulation, workers=0):
+    def __init__(self, corpus, folder, says, monkeypatch, **how):
         self.says, self.monkeypatch = says, monkeypatch
         self.runs, self.file = folder / "runs", folder / "seen.jsonl"
-        self.command = [
-            *("fit", "--size", "pico", "--corpus", corpus, "--runs", self.runs, "--trainer.accelerator", "cpu", "--probes", "none"),
-            *("--tokens", STEPS * SEQUENCES * 128, "--validations", STEPS // EVERY, "--layer-stats-every", 2),
-            *("--micro-batch", SEQUENCES // accumulation, "--workers", workers, "--trainer.callbacks+=tests.faults.witness.Witness"),
-        ]  # fmt: skip
+        self.command = command(corpus, self.runs, **how)
         monkeypatch.setenv("WITNESS_FILE", str(self.file))
 
     def attempt(self, stop: str = "") -> str:
@@ -75,7 +39,7 @@ class Trial:
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory) -> Path:
+def corpus(tmp_path_factory):
     """So small that a run passes its end."""
     return text_corpus(tmp_path_factory, texts=6)
 
@@ -93,25 +57,6 @@ def uninterrupted(corpus, tmp_path_factory):
         return known[accumulation]
 
     return of
-
-
-def equal(a, b) -> bool:
-    """Equality to the bit of nested tensors and plain values."""
-    if isinstance(a, torch.Tensor):
-        return a.dtype == b.dtype and torch.equal(a, b)
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
-    if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(map(equal, a, b))
-    return a == b
-
-
-def assert_same(got: Result, expected: Result) -> None:
-    for name, rows in expected.tables.items():
-        pd.testing.assert_frame_equal(got.tables[name], rows, check_exact=True)
-    assert got.seen == expected.seen
-    for part in ("state_dict", "optimizer_states", "lr_schedulers"):
-        assert equal(got.state[part], expected.state[part]), f"{part} of the last checkpoint differs"
 
 
 def pass_end(corpus) -> int:
@@ -144,7 +89,7 @@ def test_interrupted_at_every_kind_of_place(trial, uninterrupted, corpus, says, 
     ]
     for stop, left_at in sorted(stops, key=lambda stop: int(stop[0].split(":")[1])):
         run.attempt(stop)
-        (folder,) = [path for path in run.runs.iterdir() if path.is_dir() and not path.name.startswith(".")]
+        (folder,) = folders(run.runs)
         assert checkpoints.newest(folder)[0] == left_at, stop
     said = run.attempt()
     assert "going on from the checkpoint at step 12" in said and "validation loss" in said
