@@ -11,8 +11,9 @@ import re
 import shutil
 import sys
 import zipfile
+import zlib
 from pathlib import Path
-from pickle import UnpicklingError
+from typing import BinaryIO
 
 import lightning as L
 import torch
@@ -25,6 +26,8 @@ from depthbench.store.disk import remove_leftovers, replacing, write_error
 KEPT = 2  # the newest ones; the best by validation loss is kept besides
 ROOM_FOR = KEPT + 2  # those, the best, and the one that is being written
 COPIES = 3  # of the parameters: the weights and AdamW's two moments
+COMMENT = b"crc32 %08x"  # of all the bytes before it
+END_RECORD = 22  # bytes of a zip archive's end record, the last two of which are the length of the comment that follows
 NAME = re.compile(r"step-(\d+)\.ckpt")
 
 
@@ -58,23 +61,63 @@ def newest(run_folder: Path) -> tuple[int, Path] | None:
 
 
 def is_whole(file: Path) -> bool:
-    """Whether every byte is as it was written: PyTorch's format is a zip archive, with a checksum for each of its parts."""
+    """Whether every byte is as it was written, by the checksum at the end of the file.
+
+    Files of versions that wrote none are whole where the checksums of the archive's parts say so.
+    """
     try:
+        with open(file, "rb") as stream:
+            left = max(0, os.fstat(stream.fileno()).st_size - len(COMMENT % 0))
+            checksum = 0
+            while left and (part := stream.read(min(left, 1 << 20))):
+                checksum, left = zlib.crc32(part, checksum), left - len(part)
+            comment = stream.read()
+        if comment.startswith(COMMENT[:6]):
+            return comment == COMMENT % checksum
         with zipfile.ZipFile(file) as archive:
             return archive.testzip() is None
     except (OSError, EOFError, zipfile.BadZipFile, NotImplementedError, ValueError, RuntimeError):
         return False
 
 
+class Checksummed:
+    """Writes PyTorch's format, a zip archive, with a checksum of all of it as the archive's comment: other readers pass over it.
+
+    The checksums of the archive's parts leave its frame out, and there a flipped bit can give another tensor's bytes.
+    """
+
+    def __init__(self, file: BinaryIO):
+        self._file, self._checksum = file, 0
+        self._held = b""  # the last bytes so far: the archive's end record says how long its comment is
+
+    def write(self, data) -> int:
+        data = memoryview(data).cast("B")
+        if len(data) < END_RECORD:
+            data = memoryview(self._held + data)
+        else:
+            self._put(self._held)
+        self._put(data[:-END_RECORD])
+        self._held = bytes(data[-END_RECORD:])
+        return len(data)
+
+    def _put(self, data) -> None:
+        self._checksum = zlib.crc32(data, self._checksum)
+        self._file.write(data)
+
+    def flush(self) -> None:
+        """Nothing to do before the end."""
+
+    def end(self) -> None:
+        comment = len(COMMENT % 0)
+        self._put(self._held[:-2] + comment.to_bytes(2, "little"))
+        self._file.write(COMMENT % self._checksum)
+
+
 def weights(file: Path) -> dict[str, torch.Tensor]:
     """The model's weights in a checkpoint, on the CPU, as they were written. Raises UserError where the file is damaged."""
-    damaged = UserError(f"checkpoint {file} is damaged: remove it, and the one before it is used")
     if not is_whole(file):
-        raise damaged
-    try:
-        stored = torch.load(file, map_location="cpu", weights_only=True)["state_dict"]
-    except (OSError, RuntimeError, EOFError, UnpicklingError, KeyError) as error:
-        raise damaged from error
+        raise UserError(f"checkpoint {file} is damaged: remove it, and the one before it is used")
+    stored = torch.load(file, map_location="cpu", weights_only=True)["state_dict"]
     return {name.removeprefix("model."): tensor for name, tensor in stored.items() if name.startswith("model.")}
 
 
@@ -119,7 +162,9 @@ class CheckpointFiles(TorchCheckpointIO):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with replacing(path) as temporary, open(temporary, "wb") as file:
-                torch.save(checkpoint, file)
+                checksummed = Checksummed(file)
+                torch.save(checkpoint, checksummed)
+                checksummed.end()
         except (OSError, RuntimeError) as error:
             # torch, refused by the disk, ends its archive all the same, and complains of that instead.
             refusal = error if isinstance(error, OSError) else error.__context__

@@ -53,14 +53,18 @@ def how_to_go_on(folder: Path) -> str:
     steps = checkpoints.steps(folder)
     if not steps:
         return "It has no checkpoint yet: the same command starts it over."
-    return f"Repeat the same command and it goes on from the checkpoint at step {steps[-1]}."
+    return f"Repeat the same command, or `{resume_command(folder)}`: it goes on from the checkpoint at step {steps[-1]}."
 
 
 def last_good(folder: Path) -> str:
     """What of a diverged run is worth going back to, and what to do about it."""
     steps = checkpoints.steps(folder)
     kept = f"the checkpoint at step {steps[-1]}, before it, is kept" if steps else "it had no checkpoint yet"
-    return f"{kept}; use a smaller --lr or another --recipe, --fresh to start over, or `depthbench resume {folder.name}` to try again"
+    return f"{kept}; use a smaller --lr or another --recipe, --fresh to start over, or `{resume_command(folder)}` to try again"
+
+
+def resume_command(folder: Path) -> str:
+    return f"depthbench resume {folder.name}{runs_flag(folder.parent)}"
 
 
 def beyond(row) -> bool:

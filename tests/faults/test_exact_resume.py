@@ -7,56 +7,7 @@ import pytest
 from depthbench.corpora import BlockDataset
 from depthbench.store.reader import Store
 from depthbench.training import checkpoints
-from tests.conftest import text_corpus
-from tests.faults.tiny_run import EVERY, SEQUENCES, STEPS, Result, assert_same, command, folders
-from tests.faults.witness import Crash
-
-EXIT_CODE = {"SIGTERM": 143, "SIGINT": 130}
-
-
-class Trial:
-    """One run in a folder of its own, attempt by attempt."""
-
-    def __init__(self, corpus, folder, says, monkeypatch, **how):
-        self.says, self.monkeypatch = says, monkeypatch
-        self.runs, self.file = folder / "runs", folder / "seen.jsonl"
-        self.command = command(corpus, self.runs, **how)
-        monkeypatch.setenv("WITNESS_FILE", str(self.file))
-
-    def attempt(self, stop: str = "") -> str:
-        """Run the command until ``stop`` (see Witness), or to its end. Returns what it said."""
-        self.monkeypatch.setenv("WITNESS_STOP", stop)
-        if stop.endswith("crash"):
-            with pytest.raises(Crash):
-                self.says(*self.command)
-            return ""
-        code, out, err = self.says(*self.command)
-        assert code == EXIT_CODE.get(stop.rpartition(":")[2], 0), out + err
-        return out
-
-    def result(self) -> Result:
-        return Result.of(self.runs, self.file)
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    """So small that a run passes its end."""
-    return text_corpus(tmp_path_factory, texts=6)
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(corpus, tmp_path_factory):
-    """accumulation -> the Result of a run that nothing interrupts; each is trained once."""
-    known = {}
-
-    def of(accumulation, says, monkeypatch):
-        if accumulation not in known:
-            trial = Trial(corpus, tmp_path_factory.mktemp("whole"), says, monkeypatch, accumulation=accumulation)
-            trial.attempt()
-            known[accumulation] = trial.result()
-        return known[accumulation]
-
-    return of
+from tests.faults.tiny_run import EVERY, SEQUENCES, STEPS, assert_same
 
 
 def pass_end(corpus) -> int:
@@ -64,16 +15,11 @@ def pass_end(corpus) -> int:
     return -(-len(BlockDataset(corpus, "train")) // SEQUENCES)
 
 
-@pytest.fixture
-def trial(corpus, tmp_path, says, monkeypatch):
-    return lambda **how: Trial(corpus, tmp_path, says, monkeypatch, **how)
-
-
 @pytest.mark.parametrize("accumulation", [1, 4])
-def test_interrupted_at_every_kind_of_place(trial, uninterrupted, corpus, says, monkeypatch, accumulation):
+def test_interrupted_at_every_kind_of_place(trial, uninterrupted, corpus, accumulation):
     end = pass_end(corpus)
     assert 1 < end < STEPS
-    expected = uninterrupted(accumulation, says, monkeypatch)
+    expected = uninterrupted(accumulation)
     run = trial(accumulation=accumulation)
     stops = [
         ("start:1:SIGTERM", 1),  # before there is any checkpoint: the step is finished
@@ -89,8 +35,7 @@ def test_interrupted_at_every_kind_of_place(trial, uninterrupted, corpus, says, 
     ]
     for stop, left_at in sorted(stops, key=lambda stop: int(stop[0].split(":")[1])):
         run.attempt(stop)
-        (folder,) = folders(run.runs)
-        assert checkpoints.newest(folder)[0] == left_at, stop
+        assert checkpoints.newest(run.folder)[0] == left_at, stop
     said = run.attempt()
     assert "going on from the checkpoint at step 12" in said and "validation loss" in said
     assert Store(run.runs).runs()[["status", "n_attempts"]].values.tolist() == [["finished", len(stops) + 1]]
@@ -108,28 +53,28 @@ def random_stops(seed: int, count: int, accumulation: int) -> list[str]:
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_interrupted_at_random_steps(trial, uninterrupted, says, monkeypatch, seed):
+def test_interrupted_at_random_steps(trial, uninterrupted, seed):
     accumulation = (1, 4)[seed % 2]
     run = trial(accumulation=accumulation)
     for stop in random_stops(seed, 4, accumulation):
         run.attempt(stop)
     run.attempt()
-    assert_same(run.result(), uninterrupted(accumulation, says, monkeypatch))
+    assert_same(run.result(), uninterrupted(accumulation))
 
 
-def test_with_loader_processes(trial, uninterrupted, says, monkeypatch):
+def test_with_loader_processes(trial, uninterrupted):
     run = trial(accumulation=4, workers=2)
     run.attempt("train:7:SIGTERM")
     run.attempt()
-    assert_same(run.result(), uninterrupted(4, says, monkeypatch))
+    assert_same(run.result(), uninterrupted(4))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
-def test_interrupted_at_more_random_steps(trial, uninterrupted, says, monkeypatch, seed):
+def test_interrupted_at_more_random_steps(trial, uninterrupted, seed):
     accumulation, workers = [(1, 0), (4, 0), (1, 2), (4, 2)][seed % 4]
     run = trial(accumulation=accumulation, workers=workers)
     for stop in random_stops(100 + seed, 6, accumulation):
         run.attempt(stop)
     run.attempt()
-    assert_same(run.result(), uninterrupted(accumulation, says, monkeypatch))
+    assert_same(run.result(), uninterrupted(accumulation))

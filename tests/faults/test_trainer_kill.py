@@ -3,7 +3,6 @@
 import multiprocessing
 import random
 import signal
-import time
 from contextlib import suppress
 
 import duckdb
@@ -13,7 +12,6 @@ import pytest
 from depthbench.store.folder import SEALED, SEGMENTS
 from depthbench.store.reader import Store
 from depthbench.training import checkpoints
-from tests.conftest import text_corpus
 from tests.faults import trainer_child
 from tests.faults.tiny_run import Result, assert_same, command, folders, rows
 
@@ -29,6 +27,8 @@ PLACES = [
 ]
 FINISHED = 0
 KILLED = -signal.SIGKILL
+
+LONGEST_S = 4.0  # such a run takes 3 s on an idle machine, half of it before the first step
 
 
 class Run:
@@ -78,22 +78,8 @@ class Run:
             pd.testing.assert_frame_equal(*done, check_exact=True)
 
 
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    return text_corpus(tmp_path_factory, texts=6)
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(corpus, tmp_path_factory):
-    run = Run(corpus, tmp_path_factory.mktemp("whole") / "run")
-    began = time.monotonic()
-    assert run.attempt()[0] == FINISHED, run.log.read_text()
-    return run.result(), time.monotonic() - began
-
-
-def kill_again_and_again(corpus, folder, uninterrupted, *, kills, seed):
+def kill_again_and_again(corpus, folder, expected, *, kills, seed):
     """Kill runs at random until so many kills have come; each run ends as the uninterrupted one did, however often it was killed."""
-    expected, whole_s = uninterrupted
     chance, left, number = random.Random(seed), kills, 0
     while left:
         number += 1
@@ -101,7 +87,7 @@ def kill_again_and_again(corpus, folder, uninterrupted, *, kills, seed):
         while code == KILLED:
             how = {}
             if left and chance.random() < 0.5:
-                how = {"after_s": chance.uniform(0, whole_s)}
+                how = {"after_s": chance.uniform(0, LONGEST_S)}
             elif left:
                 place = PLACES[(kills - left) % len(PLACES)]
                 how = {"kill": (*place, chance.randint(0, 6 if place[1] == ".parquet" else 1))}
@@ -113,21 +99,21 @@ def kill_again_and_again(corpus, folder, uninterrupted, *, kills, seed):
 
 
 def test_a_run_that_is_killed_again_and_again_comes_to_the_same_end(corpus, tmp_path, uninterrupted):
-    kill_again_and_again(corpus, tmp_path, uninterrupted, kills=5, seed=1)
+    kill_again_and_again(corpus, tmp_path, uninterrupted(), kills=5, seed=1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [2, 3])
 def test_twenty_kills(corpus, tmp_path, uninterrupted, seed):
-    kill_again_and_again(corpus, tmp_path, uninterrupted, kills=20, seed=seed)
+    kill_again_and_again(corpus, tmp_path, uninterrupted(), kills=20, seed=seed)
 
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("number", [0, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_kill_at_each_kind_of_write(corpus, tmp_path, uninterrupted, place, number):
-    run = Run(corpus, tmp_path / "run")
+    run, expected = Run(corpus, tmp_path / "run"), uninterrupted()
     code, acknowledged = run.attempt(kill=(*place, number))
-    run.assert_whole(acknowledged, uninterrupted[0].tables)
+    run.assert_whole(acknowledged, expected.tables)
     assert code == KILLED or number > 0  # so many checkpoints are not removed
     assert run.attempt()[0] == FINISHED
-    assert_same(run.result(), uninterrupted[0])
+    assert_same(run.result(), expected)

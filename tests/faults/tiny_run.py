@@ -6,13 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
+import pytest
 import torch
 
 from depthbench.store.reader import Store
 from depthbench.training import checkpoints
-from tests.faults.witness import witnessed
+from tests.faults.witness import Crash, witnessed
 
 STEPS, EVERY, SEQUENCES = 12, 3, 16  # optimizer steps, steps from one validation and checkpoint to the next, sequences per step
+
+EXIT_CODE = {"SIGTERM": 143, "SIGINT": 130, "fill": 2}
 
 KEYS = ["name", "metric", "site", "direction", "layer", "step"]
 
@@ -76,3 +79,32 @@ def assert_same(got: Result, expected: Result) -> None:
     assert got.seen == expected.seen
     for part, value in expected.state.items():
         assert equal(got.state[part], value), f"{part} of the last checkpoint differs"
+
+
+class Trial:
+    """The run in a folder of its own, attempt by attempt, in this process: ``says`` and ``monkeypatch`` are the fixtures."""
+
+    def __init__(self, corpus, folder, says, monkeypatch, **how):
+        self.says, self.monkeypatch = says, monkeypatch
+        self.runs, self.file = folder / "runs", folder / "seen.jsonl"
+        self.command = command(corpus, self.runs, **how)
+        monkeypatch.setenv("WITNESS_FILE", str(self.file))
+
+    @property
+    def folder(self) -> Path:
+        (folder,) = folders(self.runs)
+        return folder
+
+    def attempt(self, stop: str = "") -> str:
+        """Run the command until ``stop`` (see Witness), or to its end. Returns what it said, warnings included."""
+        self.monkeypatch.setenv("WITNESS_STOP", stop)
+        if stop.endswith("crash"):
+            with pytest.raises(Crash):
+                self.says(*self.command)
+            return ""
+        code, out, err = self.says(*self.command)
+        assert code == EXIT_CODE.get(stop.rpartition(":")[2], 0), out + err
+        return out + err
+
+    def result(self) -> Result:
+        return Result.of(self.runs, self.file)

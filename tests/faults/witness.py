@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import lightning as L
@@ -23,7 +24,8 @@ class Witness(L.Callback):
     """Appends each micro-batch's step and block ids, and what the random generators give, to the file ``$WITNESS_FILE``.
 
     ``$WITNESS_STOP``, e.g. ``validation:6:SIGTERM``: at that place (start, train, validation) of optimizer step 6, send this process
-    that signal, or raise ``Crash`` where it is ``crash``. A second number, ``validation.1``, is the batch.
+    that signal, raise ``Crash`` where it is ``crash``, or leave its disk no room where it is ``fill``. A second number, as in
+    ``validation.1``, is the batch.
     """
 
     def __init__(self):
@@ -62,7 +64,16 @@ class Witness(L.Callback):
             return
         if self.how == "crash":
             raise Crash(f"at {place} of step {step}")
+        if self.how == "fill":
+            return fill(self.file.parent)
         os.kill(os.getpid(), signal.Signals[self.how])
+
+
+def fill(folder: Path) -> None:
+    """Take all the room that is left on the disk of ``folder``, with a file ``filler``."""
+    with (folder / "filler").open("wb", buffering=0) as file, suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
 
 
 def witnessed(file: Path) -> dict[tuple[int, int], dict]:
