@@ -33,7 +33,7 @@ from depthbench.training.interruption import Interrupted, stopped_at_once
 from depthbench.training.messages import announcement, how_to_go_on, last_good, summary
 from depthbench.training.module import LanguageModelingModule
 from depthbench.training.plan import Plan, resolve, run_row
-from depthbench.training.resume import refuse_another_run
+from depthbench.training.resume import refuse_another_run, refuse_another_world_size
 from depthbench.training.trainer import bare_trainer, build_trainer, device_name, precision_of
 
 
@@ -58,6 +58,8 @@ def fit(cli: ExperimentCLI, *, begun: Path | None = None) -> int:
 def _fit(cli: ExperimentCLI, begun: Path | None) -> int:
     quieten()
     trainer = bare_trainer(cli)
+    if begun:
+        refuse_another_world_size(begun, trainer.world_size)
     precision = precision_of(cli, trainer)
     plan = resolve(cli.experiment, precision=precision, max_steps=cli.config.trainer.max_steps, world_size=trainer.world_size)
     folder = begun or Path(cli.experiment.runs).expanduser() / plan.run_id
@@ -158,6 +160,7 @@ def data_module(plan: Plan, cache_dir: Path | None = None) -> CorpusDataModule:
         accumulation=plan.accumulation,
         val_blocks=plan.val_blocks,
         workers=plan.experiment.workers,
+        loader_timeout=plan.experiment.loader_timeout,
         cache_dir=cache_dir,
     )
 

@@ -20,6 +20,8 @@ FLAGS = {
     "precision": "--trainer.precision",
 }
 
+WORLD_SIZE = "world size"
+
 
 def refuse_another_run(folder: Path, plan: Plan, world_size: int) -> None:
     """Raise UserError, naming both values, where ``plan`` differs from the run in ``folder``.
@@ -27,7 +29,16 @@ def refuse_another_run(folder: Path, plan: Plan, world_size: int) -> None:
     Beside what decides a run, the micro-batch and the number of processes must be the same: Lightning resumes by its count of
     micro-batches, and sums in another order are other sums.
     """
-    recorded, asked = flat(begun_with(folder)), flat(asked_for(plan, world_size))
+    refuse_changes(folder, begun_with(folder), asked_for(plan, world_size))
+
+
+def refuse_another_world_size(folder: Path, world_size: int) -> None:
+    """As ``refuse_another_run``, before there is a plan: what a step is shared by decides whether there can be one."""
+    refuse_changes(folder, {WORLD_SIZE: read_run(folder)["n_device"]}, {WORLD_SIZE: world_size})
+
+
+def refuse_changes(folder: Path, begun: dict[str, Any], asked: dict[str, Any]) -> None:
+    recorded, asked = flat(begun), flat(asked)
     changed = [name for name in recorded | asked if recorded.get(name) != asked.get(name)]
     if not changed:
         return
@@ -40,7 +51,7 @@ def refuse_another_run(folder: Path, plan: Plan, world_size: int) -> None:
 
 
 def asked_for(plan: Plan, world_size: int) -> dict[str, Any]:
-    return {**plan.decides, "micro_batch": plan.micro_batch, "world size": world_size}
+    return {**plan.decides, "micro_batch": plan.micro_batch, WORLD_SIZE: world_size}
 
 
 def begun_with(folder: Path) -> dict[str, Any]:
@@ -54,7 +65,7 @@ def begun_with(folder: Path) -> dict[str, Any]:
         "recipe": config["recipe"],
         "max_steps": min(steps, max_steps) if max_steps > 0 else steps,
         "micro_batch": config["data"]["micro_batch"],
-        "world size": row["n_device"],
+        WORLD_SIZE: row["n_device"],
     }
 
 
