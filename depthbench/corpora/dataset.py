@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 
 from depthbench.corpora.card import SPLITS, read_card
 from depthbench.corpora.integrity import check_files, damaged
-from depthbench.errors import unknown
+from depthbench.errors import UserError, unknown
 
 
 class BlockDataset(Dataset):
@@ -49,11 +49,22 @@ class BlockDataset(Dataset):
         if not -len(self) <= index < len(self):
             raise IndexError(f"block {index} of {len(self)}")
         index %= len(self)
-        ids = self._open()[index]
+        try:
+            ids = self._open()[index]
+        except (OSError, RuntimeError) as error:  # LitData's, after it has waited for a chunk or tried to fetch it in vain
+            why = next(iter(str(error).splitlines()), type(error).__name__)
+            problem = f"corpus file {self.file_of(index)} cannot be read ({why})"
+            raise UserError(f"{problem}: see whether its disk or network answers, and repeat the command") from error
         if ids.max() >= self.card.vocab_size or ids.min() < 0:
-            file = self._chunks[bisect_right(self._ends, index)].file
-            raise damaged(self.card, file, f"holds a token id beyond the vocabulary's {self.card.vocab_size:,}")
+            raise damaged(self.card, self._file(index), f"holds a token id beyond the vocabulary's {self.card.vocab_size:,}")
         return torch.from_numpy(ids.astype("int64"))
+
+    def file_of(self, index: int) -> str:
+        """Path or URL of the chunk file that holds block ``index`` (from 0)."""
+        return f"{self.card.folder}/{self._file(index)}"
+
+    def _file(self, index: int) -> str:
+        return self._chunks[bisect_right(self._ends, index)].file
 
     def __getstate__(self) -> dict:
         return self.__dict__ | {"_stream": None, "_process": 0}

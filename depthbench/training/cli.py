@@ -75,6 +75,7 @@ HELP = {
     "recipe": ("optimizer and schedule", str),
     "compile": ("torch.compile the sublayers, region by region", bool),
     "workers": ("data loader processes", int),
+    "loader_timeout": ("seconds without a batch after which a run stops, naming the chunk; 0 waits for ever", int),
     "layer_stats_every": ("record layer statistics every so many steps; 0 records none", int),
     "probes": ("layer probes that the run ends with: auto (cheap ones at pico and nano), none, all, or names", str),
     "runs": ("folder of all runs", str),

@@ -43,6 +43,7 @@ class Experiment:
     count_extras: bool = False
     compile: bool = False
     workers: int = 0
+    loader_timeout: int = 300  # seconds; 0: none
     validations: int = 5
     layer_stats_every: int = 10
     probes: str = "auto"
@@ -192,7 +193,7 @@ def check(asked: Experiment, max_steps: int) -> None:
             positive(f"--{name.replace('_', '-')}", getattr(asked, name))
     if not asked.runs.strip() or "?" in asked.runs:
         raise UserError(f"--runs '{asked.runs}' is no folder that DuckDB can write to: give one with a name, without question marks")
-    for name in ("seed", "workers", "layer_stats_every"):
+    for name in ("seed", "workers", "loader_timeout", "layer_stats_every"):
         if getattr(asked, name) < 0:
             raise UserError(f"--{name.replace('_', '-')} cannot be negative, as {getattr(asked, name)} is: use 0 or more")
     if max_steps == 0 or max_steps < -1:
