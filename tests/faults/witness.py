@@ -24,8 +24,8 @@ class Witness(L.Callback):
     """Appends each micro-batch's step and block ids, and what the random generators give, to the file ``$WITNESS_FILE``.
 
     ``$WITNESS_STOP``, e.g. ``validation:6:SIGTERM``: at that place (start, train, validation) of optimizer step 6, send this process
-    that signal, raise ``Crash`` where it is ``crash``, or leave its disk no room where it is ``fill``. A second number, as in
-    ``validation.1``, is the batch.
+    that signal, raise ``Crash`` where it is ``crash``, leave its disk no room where it is ``fill``, or break the model as ``BROKEN``
+    says. A second number, as in ``validation.1``, is the batch.
     """
 
     def __init__(self):
@@ -47,26 +47,44 @@ class Witness(L.Callback):
         with self.file.open("a") as file:
             file.write(json.dumps(seen) + "\n")
         if seen["micro"] == 0:
-            self._stop("start", trainer.global_step + 1)
+            self._stop("start", trainer.global_step + 1, module)
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx) -> None:
         if (batch_idx + 1) % trainer.accumulate_grad_batches == 0:
-            self._stop("train", trainer.global_step)
+            self._stop("train", trainer.global_step, module)
 
     def on_validation_batch_start(self, trainer, module, batch, batch_idx, dataloader_idx=0) -> None:
-        self._stop(f"validation.{batch_idx}", trainer.global_step)
+        self._stop(f"validation.{batch_idx}", trainer.global_step, module)
 
     def on_validation_end(self, trainer, module) -> None:
-        self._stop("validated", trainer.global_step)
+        self._stop("validated", trainer.global_step, module)
 
-    def _stop(self, place: str, step: int) -> None:
+    def _stop(self, place: str, step: int, module) -> None:
         if (place, str(step)) != (self.place, self.step):
             return
         if self.how == "crash":
             raise Crash(f"at {place} of step {step}")
         if self.how == "fill":
             return fill(self.file.parent)
+        if self.how.startswith("nan"):
+            return BROKEN[self.how](module.model.blocks[2].attention.core)
         os.kill(os.getpid(), signal.Signals[self.how])
+
+
+def nan_weight(core) -> None:
+    with torch.no_grad():
+        last_matrix(core)[0, 0] = float("nan")
+
+
+def nan_gradient(core) -> None:
+    last_matrix(core).register_hook(lambda gradient: gradient * float("nan"))
+
+
+def last_matrix(core) -> torch.nn.Parameter:
+    return [parameter for parameter in core.parameters() if parameter.ndim == 2][-1]
+
+
+BROKEN = {"nan_weight": nan_weight, "nan_gradient": nan_gradient}
 
 
 def fill(folder: Path) -> None:
