@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -23,8 +23,9 @@ WRITE_ERRORS = (OSError, duckdb.IOException, duckdb.TransactionException, duckdb
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, named: Callable[[Path], Path] | None = None) -> Iterator[Path]:
     """Yield a temporary path beside ``path``; what is written there takes the name ``path`` in one rename when the block ends.
+    ``named`` gives another name, once it can look at what was written.
 
     A block that raises leaves ``path`` as it was and no temporary file. The file's data is synced before the rename, so that not even
     a power cut leaves the name on half a file; the rename itself is not synced: a power cut may lose the last seconds, a kill nothing.
@@ -37,7 +38,7 @@ def replacing(path: Path) -> Iterator[Path]:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        os.replace(temporary, path)
+        os.replace(temporary, named(temporary) if named else path)
     except BaseException:
         remove_leftovers(path.parent, temporary.name)
         raise

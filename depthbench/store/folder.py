@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 import time
+from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,9 @@ SEALED = "metrics.duckdb"
 HEARTBEAT = "heartbeat"
 STALE_AFTER_S = 120.0
 
-_SEGMENT_NAME = re.compile(r"([a-z_]+)-(\d{6,})(?:-(\d{6,}))?\.parquet")
+clock = time.time  # seconds since the epoch; it may jump, forwards and back
+
+_SEGMENT_NAME = re.compile(r"([a-z_]+)-(\d{6,})(?:-(\d{6,}))?(?:\.([0-9a-f]{8}))?\.parquet")
 
 
 @dataclass(frozen=True, order=True)
@@ -22,16 +25,19 @@ class Segment:
     """One immutable file of rows of one table. Numbers count up over all tables of a run and are never used twice.
 
     A merged segment (``last`` > ``first``) holds what the table's segments ``first`` to ``last`` held; its name is the list of what it
-    contains, so that it comes into being together with the file, in one rename.
+    contains, so that it comes into being together with the file, in one rename. ``crc`` is the CRC-32 of the file's bytes, as eight hex
+    digits; segments of older versions have none.
     """
 
     table: str
     first: int
     last: int
+    crc: str = ""
 
     @property
     def name(self) -> str:
-        return f"{self.table}-{self.first:06d}{f'-{self.last:06d}' if self.merged else ''}.parquet"
+        last, crc = f"-{self.last:06d}" if self.merged else "", f".{self.crc}" if self.crc else ""
+        return f"{self.table}-{self.first:06d}{last}{crc}.parquet"
 
     @property
     def merged(self) -> bool:
@@ -44,7 +50,7 @@ class Segment:
     def parse(name: str) -> Segment | None:
         """The segment of that file name; None for any other file (temporary ones, strangers)."""
         match = _SEGMENT_NAME.fullmatch(name)
-        return Segment(match[1], int(match[2]), int(match[3] or match[2])) if match else None
+        return Segment(match[1], int(match[2]), int(match[3] or match[2]), match[4] or "") if match else None
 
 
 @dataclass(frozen=True)
@@ -66,10 +72,11 @@ class Listing:
     def __bool__(self) -> bool:
         return bool(self.segments or self.sealed)
 
-    def live(self, table: str, contained: set[str] = frozenset()) -> list[Segment]:
-        """The table's segments whose rows no other file holds, oldest first. ``contained``: the names the sealed file lists."""
+    def live(self, table: str, contained: Container[str] = (), damaged: Container[Segment] = ()) -> list[Segment]:
+        """The table's segments whose rows no other file holds, oldest first. ``contained``: the names the sealed file lists; ``damaged``:
+        segments that do not count, so that nothing is hidden behind one."""
         live: list[Segment] = []
-        for segment in sorted((s for s in self.segments if s.table == table), key=lambda s: (s.first, -s.last)):
+        for segment in sorted((s for s in self.segments if s.table == table and s not in damaged), key=lambda s: (s.first, -s.last)):
             if not (live and segment.last <= live[-1].last) and segment.name not in contained:
                 live.append(segment)
         return live
@@ -122,20 +129,36 @@ def heartbeat_at(folder: Path) -> float | None:
         return None
 
 
+def give_sign_of_life(folder: Path) -> None:
+    """Set the heartbeat to now, by the clock that ``is_silent`` asks. Raises OSError."""
+    (folder / HEARTBEAT).touch()
+    os.utime(folder / HEARTBEAT, (now := clock(), now))
+
+
 def is_silent(folder: Path) -> bool:
-    """No heartbeat within the last two minutes: a run of status running is then stale."""
+    """No heartbeat within two minutes of now: a run of status running is then stale.
+
+    A heartbeat from the future is none: the clock was set back since, and whoever lives gives a new sign within seconds.
+    """
     beat = heartbeat_at(folder)
-    return beat is None or time.time() - beat > STALE_AFTER_S
+    return beat is None or abs(clock() - beat) > STALE_AFTER_S
 
 
 def version_of(listing: Listing) -> str:
     """A short text that differs whenever the run's rows, or whether it has fallen silent, differ. Opens no file.
 
-    The folder's time tells a run from one that was begun afresh in its place, with files of the same names.
+    The folder's time tells a run from one that was begun afresh in its place, with files of the same names; the files' times tell of
+    damage.
     """
-    try:
-        changed = os.stat(listing.folder / SEGMENTS).st_mtime_ns
-    except OSError:
-        changed = None
-    facts = repr((listing.segments, listing.sealed, changed, is_silent(listing.folder)))
+    place = os.path.join(listing.folder, SEGMENTS)
+    names = [segment.name for segment in listing.segments]
+    changed = [_changed_at(place), *(_changed_at(f"{place}/{name}") for name in names)]
+    facts = repr((names, listing.sealed, changed, is_silent(listing.folder)))
     return hashlib.blake2b(facts.encode(), digest_size=8).hexdigest()
+
+
+def _changed_at(path: str) -> int | None:
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return None

@@ -80,6 +80,16 @@ def latest_run_row(snapshot: Snapshot) -> dict | None:
     return dict(zip(TABLES["run"], rows[0], strict=True)) if rows else None
 
 
+def listed_runs(snapshot: Snapshot) -> list[dict]:
+    """The rows of ``RUNS`` with a ``problem``; a run whose every row of table run is lost is there as unreadable."""
+    rows = {row["run_id"]: row for row in run_summaries(snapshot)}
+    for listing in snapshot.listings:
+        if problem := snapshot.problem(listing):
+            row = rows.setdefault(listing.run_id, {"run_id": listing.run_id, "status": "unreadable"})
+            row["problem"] = problem
+    return list(rows.values())
+
+
 def run_summaries(snapshot: Snapshot) -> list[dict]:
     """The rows of ``RUNS`` as Python values."""
     rows = snapshot.execute(f"SELECT {', '.join(RUNS_COLUMNS)} FROM ({RUNS})", "scalars").fetchall()

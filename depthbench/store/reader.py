@@ -24,9 +24,9 @@ class Store:
     """The runs below one folder. Every method that returns rows returns a pandas DataFrame, in a defined order.
 
     Files are open only while a query runs, and writers never wait for one. May be shared by threads. A run goes by the name of its
-    folder, which is its run id. A method that is given run ids raises UserError for one it does not know; an unreadable run (damaged,
-    or written by a newer depthbench) raises UserError where it is the only one asked for, and is left out among several: ``runs`` says
-    why.
+    folder, which is its run id. A method that is given run ids raises UserError for one it does not know; an unreadable run (its
+    sealed file is damaged, or a newer depthbench wrote it) raises UserError where it is the only one asked for, and is left out among
+    several: ``runs`` says why. Of a run with damaged segments the rest is read, and ``runs`` names them.
     """
 
     def __init__(self, runs_dir: Path | str):
@@ -45,7 +45,8 @@ class Store:
         - ``n_scalars`` (rows), ``n_attempts``, ``folder`` (a path, as text), ``problem``.
 
         ``status`` is one of schema.STATUSES, or ``stale`` (running, without a sign of life for two minutes), or ``unreadable``: then
-        ``problem`` says why in one line, and only ``run_id`` and ``folder`` are filled besides. ``updated_at`` is the latest row or sign
+        ``problem`` says why in one line, and only ``run_id`` and ``folder`` are filled besides. A ``problem`` of any other run names the
+        damaged segments whose rows are left out, of every query. ``updated_at`` is the latest row or sign
         of life. Times are in UTC, without a zone. Only what changed since the last call is read again.
         """
         listings = {folder: list_run(folder) for folder in run_folders(self.runs_dir)}
@@ -54,7 +55,7 @@ class Store:
         for folder in listings.keys() - summaries.keys():
             if kept := kept_summary(listings[folder]):
                 summaries[folder] = (versions[folder], kept)
-        answers, problems = self._reading.ask_all([folder for folder in listings if folder not in summaries], queries.run_summaries)
+        answers, problems = self._reading.ask_all([folder for folder in listings if folder not in summaries], queries.listed_runs)
         for summary in [summary for answer in answers for summary in answer]:
             folder = self.runs_dir / summary["run_id"]
             summaries[folder] = (versions[folder], summary)
@@ -145,9 +146,9 @@ def read_run(folder: Path | str) -> dict:
     ``status`` may be ``stale``, as in ``Store.runs``. Raises UserError where the folder holds no run, or an unreadable one.
     """
     folder = Path(folder)
-    row = Reading().ask([folder], queries.latest_run_row)
+    row, problem = Reading().ask([folder], lambda snapshot: (queries.latest_run_row(snapshot), snapshot.problem(*snapshot.listings)))
     if row is None:
-        raise UserError(f"{folder} holds no run")
+        raise UserError(problem or f"{folder} holds no run")
     return {**row, "status": _status(folder, row["status"])}
 
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 import duckdb
 
 from depthbench.errors import UserError
-from depthbench.store.folder import list_run
+from depthbench.store.folder import SEALED, Listing, list_run
 from depthbench.store.sources import Snapshot, connect, opened
 
 Answer = TypeVar("Answer")
@@ -45,9 +45,9 @@ class Reading:
             except duckdb.Error as error:
                 before, listings = listings, [list_run(folder) for folder in folders]
                 if listings == before:
-                    raise _unreadable(folders, error) from error
+                    raise unreadable(folders, error) from error
                 failure = error
-        raise _unreadable(folders, failure) from failure
+        raise unreadable(folders, failure) from failure
 
     def ask_all(self, folders: Sequence[Path], question: Callable[[Snapshot], Answer]) -> tuple[list[Answer], dict[Path, UserError]]:
         """The answers of batches of these runs (of one empty batch where there are none), and what is wrong with those left out."""
@@ -83,6 +83,18 @@ class Reading:
             connection.close()
 
 
-def _unreadable(folders: Sequence[Path], error: duckdb.Error) -> UserError:
-    names = ", ".join(folder.name for folder in folders[:3])
-    return UserError(f"run {names} cannot be read: {str(error).splitlines()[0]}; mend or remove its folder in {folders[0].parent}")
+@contextmanager
+def opened_by_writer(listing: Listing) -> Iterator[Snapshot]:
+    """A snapshot for whoever holds the run's lock, every segment checked again. Raises UserError, one line, where it cannot be read."""
+    try:
+        with connect() as connection, opened(connection, [listing], check_again=True) as snapshot:
+            yield snapshot
+    except duckdb.Error as error:
+        raise unreadable([listing.folder], error) from error
+
+
+def unreadable(folders: Sequence[Path], error: duckdb.Error) -> UserError:
+    """The one line for runs that DuckDB cannot read. It names the file: of a damaged block DuckDB says only where in the file it is."""
+    names, reason = ", ".join(folder.name for folder in folders[:3]), str(error).splitlines()[0]
+    file = f"{SEALED}: " if str(folders[0]) not in reason and (folders[0] / SEALED).exists() else ""
+    return UserError(f"run {names} cannot be read: {file}{reason}; put back a whole copy or remove its folder in {folders[0].parent}")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 
 import duckdb
 import pyarrow as pa
 
+from depthbench.store.damage import checksum, damage
 from depthbench.store.disk import replacing
 from depthbench.store.folder import Segment
 from depthbench.store.schema import TABLES, check_columns
@@ -44,11 +47,14 @@ def _column(values: list, kind: pa.DataType) -> pa.Array:
     return found.cast(kind)
 
 
-def write_segment(connection: duckdb.DuckDBPyConnection, folder: Path, segment: Segment, parts: Sequence[pa.Table]) -> None:
-    """Write the rows of ``parts`` as ``segment``. Almost all of it runs without Python's lock, so the training thread goes on."""
+def write_segment(connection: duckdb.DuckDBPyConnection, folder: Path, segment: Segment, parts: Sequence[pa.Table]) -> Segment:
+    """Write the rows of ``parts`` as ``segment``; returns it with its checksum.
+
+    Almost all of it runs without Python's lock, so the training thread goes on.
+    """
     connection.register("rows", pa.concat_tables(parts))
     try:
-        _copy(connection, folder, segment, "rows")
+        return _copy(connection, folder, segment, "rows")
     finally:
         connection.unregister("rows")
 
@@ -56,23 +62,52 @@ def write_segment(connection: duckdb.DuckDBPyConnection, folder: Path, segment: 
 def merge_due(live: Sequence[Segment]) -> list[Segment]:
     """The segments to merge into one so that fewer than ``MAX_LIVE`` live ones of a table remain; none while there is room.
 
-    The plain ones, as long as they are the greater part: merged ones are large, and are written again only once in about 15,000 flushes.
+    The plain ones at the end, as long as they are the greater part: merged ones are large, and are written again only once in about
+    15,000 flushes.
     """
     if len(live) < MAX_LIVE:
         return []
-    plain = [segment for segment in live if not segment.merged]
+    plain = list(live)
+    while any(segment.merged for segment in plain):
+        del plain[0]
     return plain if 2 * len(plain) >= len(live) else list(live)
 
 
-def merge(connection: duckdb.DuckDBPyConnection, folder: Path, parts: Sequence[Segment]) -> Segment:
-    """Write one segment with all rows of ``parts`` (live, adjacent, oldest first), then remove them."""
+def merge(connection: duckdb.DuckDBPyConnection, folder: Path, parts: Sequence[Segment]) -> list[Segment]:
+    """Write one segment with all rows of ``parts`` (live, adjacent, oldest first), then remove them; returns what is live then.
+
+    A damaged part stays as it is, and what lies before and behind it becomes a segment each: the name of a merged segment claims all
+    numbers from its first to its last, so that a damaged one among them would be forgotten.
+    """
+    live = []
+    for whole, group in groupby(parts, key=lambda part: _is_whole(folder, part)):
+        group = list(group)
+        if whole and len(group) > 1:
+            live.append(_merge(connection, folder, group))
+        else:  # one that is gone was taken away by hand
+            live += [part for part in group if part.path(folder).exists()]
+    return live
+
+
+def _is_whole(folder: Path, part: Segment) -> bool:
+    path = part.path(folder)
+    return path.exists() and damage(str(path), part, again=True) is None
+
+
+def _merge(connection: duckdb.DuckDBPyConnection, folder: Path, parts: Sequence[Segment]) -> Segment:
     merged = Segment(parts[0].table, parts[0].first, parts[-1].last)
-    _copy(connection, folder, merged, parquet_rows(part.path(folder) for part in parts))
+    merged = _copy(connection, folder, merged, parquet_rows(part.path(folder) for part in parts))
     for part in parts:
         part.path(folder).unlink(missing_ok=True)
     return merged
 
 
-def _copy(connection: duckdb.DuckDBPyConnection, folder: Path, segment: Segment, source: str) -> None:
-    with replacing(segment.path(folder)) as temporary:
+def _copy(connection: duckdb.DuckDBPyConnection, folder: Path, segment: Segment, source: str) -> Segment:
+    def named(temporary: Path) -> Path:
+        nonlocal segment
+        segment = replace(segment, crc=checksum(temporary))
+        return segment.path(folder)
+
+    with replacing(segment.path(folder), named) as temporary:
         connection.execute(f"COPY (SELECT * FROM {source}) TO {quoted(temporary)} (FORMAT parquet, USE_TMP_FILE false)")
+    return segment

@@ -15,7 +15,8 @@ from pathlib import Path
 import duckdb
 
 from depthbench.errors import UserError
-from depthbench.store.folder import Listing, Segment
+from depthbench.store.damage import damaged_segments
+from depthbench.store.folder import SEGMENTS, Listing, Segment
 from depthbench.store.schema import MEASURED, SCHEMA_VERSION, TABLES
 
 # A table of every sealed file besides those of schema.py: the names of the segments it contains (and of those they contained).
@@ -40,16 +41,17 @@ def parquet_rows(paths: Iterable[Path]) -> str:
 
 
 class Snapshot:
-    """The rows of some runs, as their listings found them. Use ``opened``."""
+    """The rows of some runs, as their listings found them, but for those of damaged segments. Use ``opened``."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, listings: Iterable[Listing]):
         self.connection = connection
         self.listings = list(listings)
         self._alias: dict[Listing, str] = {}
         self._live: dict[Listing, dict[str, list[Segment]]] = {}
+        self._lost: dict[Listing, dict[Segment, str]] = {}
         self._tables: set[tuple[str, str]] = set()
 
-    def attach(self) -> None:
+    def attach(self, check_again: bool = False) -> None:
         for number, listing in enumerate(self.listings):
             if listing.sealed:
                 alias = f"sealed_{number}"
@@ -57,17 +59,47 @@ class Snapshot:
                 self._alias[listing] = alias
         if self._alias:
             self._tables = set(self.connection.execute("SELECT database_name, table_name FROM duckdb_tables()").fetchall())
-        self._live = {listing: self._live_segments(listing) for listing in self.listings if listing.segments}
+        for listing in self.listings:
+            if listing.segments:
+                self._find_live(listing, damaged_segments(listing, again=check_again))
         self._refuse_newer()
+        self._refuse_unknown_attempts()
 
     def contained(self, listing: Listing) -> set[str]:
         """The segments that the run's sealed file contains, by name: their files, where still there, hold nothing new."""
         alias = self._alias.get(listing)
         return {name for (name,) in self.connection.execute(f"SELECT name FROM {alias}.{CONTAINED}").fetchall()} if alias else set()
 
-    def _live_segments(self, listing: Listing) -> dict[str, list[Segment]]:
+    def _find_live(self, listing: Listing, damaged: dict[Segment, str]) -> None:
         contained = self.contained(listing)
-        return {table: listing.live(table, contained) for table in TABLES}
+        live = {table: listing.live(table, contained, damaged) for table in TABLES}
+
+        def is_elsewhere(segment: Segment) -> bool:
+            merged = live.get(segment.table, ())
+            return segment.name in contained or any(part.first <= segment.first and segment.last <= part.last for part in merged)
+
+        self._live[listing] = live
+        self._lost[listing] = {segment: why for segment, why in damaged.items() if not is_elsewhere(segment)}
+
+    def live(self, listing: Listing, table: str) -> list[Segment]:
+        """The whole segments of ``table`` whose rows no other file holds, oldest first."""
+        return self._live.get(listing, {}).get(table, [])
+
+    def lost(self, listing: Listing) -> dict[Segment, str]:
+        """The damaged segments whose rows no other file holds, each with what is wrong."""
+        return self._lost.get(listing, {})
+
+    def problem(self, listing: Listing, state: str = "is read") -> str | None:
+        """What is missing of the run and how to mend it, in one line; None where nothing is."""
+        lost = self.lost(listing)
+        if not lost:
+            return None
+        segment, why = next(iter(lost.items()))
+        more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+        return (
+            f"run {listing.run_id} {state} without {SEGMENTS}/{segment.name}{more}, which is damaged ({why}): "
+            f"put a whole copy in its place, or delete it to do without its rows; in {listing.folder}"
+        )
 
     def detach(self) -> None:
         for alias in self._alias.values():
@@ -80,6 +112,17 @@ class Snapshot:
                 f"run {run_id} was written by a newer depthbench (schema {version}; this one reads up to {SCHEMA_VERSION}): "
                 "update depthbench to read it"
             )
+
+    def _refuse_unknown_attempts(self) -> None:
+        """Without the step that an attempt resumed from, superseded rows would stand again."""
+        for listing in self.listings:
+            if all(segment.table != "attempts" for segment in self.lost(listing)):
+                continue
+            of_run = f"WHERE run_id = {quoted(listing.run_id)}"
+            (newest,) = self.connection.execute(f"SELECT max(attempt) FROM ({self.relation('run')}) {of_run}").fetchone()
+            found = self.connection.execute(f"SELECT attempt FROM ({self.relation('attempts')}) {of_run}").fetchall()
+            if newest is None or not {number for (number,) in found}.issuperset(range(2, newest + 1)):
+                raise UserError(self.problem(listing, "cannot be read"))
 
     def relation(self, table: str) -> str:
         """SQL of all rows of ``table``, superseded ones included, with a ``run_id``: the folder's name. Missing columns are null."""
@@ -96,8 +139,7 @@ class Snapshot:
         alias = self._alias.get(listing)
         if alias and (alias, table) in self._tables:
             yield f"{alias}.{table}"
-        live = self._live.get(listing, {}).get(table)
-        if live:
+        if live := self.live(listing, table):
             yield parquet_rows(segment.path(listing.folder) for segment in live)
 
     def query(self, select: str, table: str | None = None) -> str:
@@ -137,13 +179,14 @@ class Snapshot:
 
 
 @contextmanager
-def opened(connection: duckdb.DuckDBPyConnection, listings: Iterable[Listing]) -> Iterator[Snapshot]:
-    """A snapshot of the runs of ``listings``, its files let go of at the end.
+def opened(connection: duckdb.DuckDBPyConnection, listings: Iterable[Listing], *, check_again: bool = False) -> Iterator[Snapshot]:
+    """A snapshot of the runs of ``listings``, its files let go of at the end. ``check_again``: take no earlier word for segments being
+    whole.
 
-    Raises duckdb.Error where a file vanished since it was listed, or cannot be read; UserError for a run of a newer schema. Where it
-    raises, or the block does, the connection is to be closed, and the files with it.
+    Raises duckdb.Error where a file vanished since it was listed, or cannot be read; UserError for a run of a newer schema, or one of
+    which it cannot be told which rows stand. Where it raises, or the block does, the connection is to be closed, and the files with it.
     """
     snapshot = Snapshot(connection, listings)
-    snapshot.attach()
+    snapshot.attach(check_again)
     yield snapshot
     snapshot.detach()

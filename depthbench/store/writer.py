@@ -17,13 +17,14 @@ import pyarrow as pa
 
 from depthbench.errors import UserError
 from depthbench.store.disk import WRITE_ERRORS, remove_leftovers, write_error
-from depthbench.store.folder import HEARTBEAT, SEGMENTS, Segment, is_run_folder, list_run
+from depthbench.store.folder import SEGMENTS, Segment, give_sign_of_life, is_run_folder, list_run
 from depthbench.store.lock import run_lock
 from depthbench.store.queries import latest_run_row
+from depthbench.store.reading import opened_by_writer
 from depthbench.store.schema import SCHEMA_VERSION, STATUSES, TABLES, check_columns
 from depthbench.store.seal import seal_run
 from depthbench.store.segments import columnar, merge, merge_due, write_segment
-from depthbench.store.sources import connect, opened
+from depthbench.store.sources import connect
 
 HEARTBEAT_EVERY_S = 15.0
 
@@ -39,7 +40,8 @@ class RunWriter:
 
     As a context manager it seals at the end: finished, interrupted (KeyboardInterrupt) or failed; a later writer leaves the status.
 
-    Raises UserError where another process writes to the run or the folder cannot be written. A write that fails later is raised as
+    Raises UserError where another process writes to the run, the folder cannot be written, or the sealed file there is is damaged; a
+    damaged segment stays as it is. A write that fails later is raised as
     UserError by the next ``add``, ``flush``, ``drain``, ``update_run`` or ``seal``; the rows stay buffered, and the next flush tries
     again.
     """
@@ -116,7 +118,8 @@ class RunWriter:
         full it raises UserError, and can be called again.
         """
         if self._closing:
-            return seal_run(self.folder)
+            seal_run(self.folder)
+            return
         if status is not None:
             if status not in STATUSES:
                 raise ValueError(f"a run cannot end as '{status}' (known: {', '.join(STATUSES)})")
@@ -154,14 +157,14 @@ class RunWriter:
     def _open_folder(self) -> None:
         try:
             (self.folder / SEGMENTS).mkdir(exist_ok=True)
-            (self.folder / HEARTBEAT).touch()
+            give_sign_of_life(self.folder)
         except OSError as error:
             raise write_error(self.folder, error) from error
         remove_leftovers(self.folder / SEGMENTS)
         listing = list_run(self.folder)
-        with connect() as connection, opened(connection, [listing]) as snapshot:
+        with opened_by_writer(listing) as snapshot:
             contained = snapshot.contained(listing)
-            self._before = latest_run_row(snapshot)
+            self._before, self._problem = latest_run_row(snapshot), snapshot.problem(listing, "cannot be added to")
         self._live = {table: listing.live(table, contained) for table in TABLES}
         names = contained | {segment.name for segment in listing.segments}
         self._number = max((segment.last for segment in map(Segment.parse, names) if segment), default=0)
@@ -171,6 +174,8 @@ class RunWriter:
         self._last_update = before.get("updated_at")
         self._run = None
         if run is None:
+            if not before:
+                raise UserError(self._problem or f"{self.folder} holds no row of a run: remove it")
             self._attempt = before["attempt"]
             return
         self._attempt = attempt
@@ -220,7 +225,7 @@ class RunWriter:
             if now >= next_beat:
                 next_beat = now + HEARTBEAT_EVERY_S
                 with suppress(OSError):  # a folder that cannot be written is the flush's to report
-                    (self.folder / HEARTBEAT).touch()
+                    give_sign_of_life(self.folder)
             if asked or now >= next_flush:
                 self._write_out()
                 next_flush = time.monotonic() + self._flush_every_s
@@ -259,12 +264,11 @@ class RunWriter:
         for table in [table for table in TABLES if table in batch]:
             self._number += 1
             segment = Segment(table, self._number, self._number)
-            write_segment(self._duckdb(), self.folder, segment, batch[table])
-            del batch[table]
             live = self._live[table]
-            live.append(segment)
+            live.append(write_segment(self._duckdb(), self.folder, segment, batch[table]))
+            del batch[table]
             if due := merge_due(live):
-                self._live[table] = live[: -len(due)] + [merge(self._duckdb(), self.folder, due)]
+                self._live[table] = live[: -len(due)] + merge(self._duckdb(), self.folder, due)
 
     def _duckdb(self) -> duckdb.DuckDBPyConnection:
         if self._connection is None:

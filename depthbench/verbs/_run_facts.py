@@ -23,7 +23,7 @@ def facts_of(folder: Path) -> dict:
     rows = frame[frame["run_id"] == folder.name].to_dict("records")
     if not rows:
         raise UserError(f"{folder} holds no run: its row was never written; remove the folder")
-    if rows[0]["problem"]:
+    if rows[0]["status"] == "unreadable":
         raise UserError(rows[0]["problem"])
     return {name: None if pd.isna(value) else _whole(value) for name, value in rows[0].items()}
 
@@ -56,6 +56,7 @@ def summary(folder: Path, run: dict) -> dict[str, str]:
     return {
         "folder": f"{folder}, {size(bytes_of(folder))}",
         "status": f"{run['status']}, {run['step'] or 0:,}{planned} steps",
+        "problem": run["problem"] or "",
         "design": " ".join(filter(None, (run["arch"], option_text(run["options"])))),
         "shape": together(
             text("{} blocks x {}", "n_layer", "d_model"),

@@ -9,12 +9,10 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable
 from pathlib import Path
 
-import duckdb
-
 from depthbench.errors import UserError
 from depthbench.figures import designs
 from depthbench.store.folder import list_run, run_folders
-from depthbench.store.reader import Store, read_run
+from depthbench.store.reader import Store
 from depthbench.store.removal import bytes_of, remove_run, sweep, why_kept, why_locked
 from depthbench.store.runs import find_run
 from depthbench.store.seal import seal_run
@@ -166,7 +164,9 @@ def seal_each(folders: Iterable[Path]) -> int:
     left = 0
     for folder in folders:
         try:
-            print(f"{folder.name}: {sealed(folder)}", flush=True)
+            done, problem = sealed(folder)
+            left += problem is not None
+            print(f"{folder.name}: {'; '.join(filter(None, (done, problem)))}", flush=True)
         except UserError as error:
             left += 1
             print(f"{folder.name}: left as it is: {error}", flush=True)
@@ -175,15 +175,13 @@ def seal_each(folders: Iterable[Path]) -> int:
     return 0
 
 
-def sealed(folder: Path) -> str:
-    """Seal one run; what was done, in a few words. Raises UserError where another process writes to it, or it cannot be read."""
-    read_run(folder)  # says in our words what DuckDB would say in its own
+def sealed(folder: Path) -> tuple[str, str | None]:
+    """Seal one run: what was done, in a few words, and what is damaged. Raises UserError where another process writes to it, or it cannot
+    be read."""
     before = list_run(folder)
-    try:
-        seal_run(folder)
-    except duckdb.Error as error:
-        raise UserError(f"it cannot be read: {str(error).splitlines()[0]}; mend or remove its folder") from error
+    problem = seal_run(folder)
     after = list_run(folder)
+    gone = len(before.segments) - len(after.segments)
     if after.sealed != before.sealed:
-        return f"sealed, {counted(len(before.segments), 'segment')} into metrics.duckdb ({size(after.sealed[2])})"
-    return "was sealed; what a kill had left over is removed" if before.segments else "was sealed already"
+        return f"sealed, {counted(gone, 'segment')} into metrics.duckdb ({size(after.sealed[2])})", problem
+    return "was sealed; what a kill had left over is removed" if gone else "was sealed already", problem

@@ -9,7 +9,8 @@ def listing(folder, *names):
 
 
 def test_a_segment_is_its_name():
-    for segment in (Segment("scalars", 7, 7), Segment("layer_stats", 3, 1_234_567)):
+    checked = (Segment("run", 1, 1, "0a1b2c3d"), Segment("run", 1, 9, "ffffffff"))
+    for segment in (Segment("scalars", 7, 7), Segment("layer_stats", 3, 1_234_567), *checked):
         assert Segment.parse(segment.name) == segment
     for stranger in (".scalars-000001.parquet.tmp", "scalars.parquet", "scalars-000001.parquet.bak", "scalars-1.parquet"):
         assert Segment.parse(stranger) is None

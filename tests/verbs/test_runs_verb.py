@@ -211,7 +211,9 @@ def test_seal_leaves_a_run_that_is_being_written_and_a_damaged_one(call, runs, l
     for path in runs.glob("moda-*/segments/scalars-*.parquet"):
         path.write_bytes(b"PAR1" + b"\0" * 100)
     code, out, _ = call("seal", "--all")
-    assert code == 2 and "lns-" in out and ": sealed, 4 segments" in out and "left as it is: " in out and "Traceback" not in out
+    assert code == 2 and "lns-" in out and ": sealed, 4 segments" in out and "Traceback" not in out
+    assert ": sealed, 3 segments" in out and "is damaged" in out and list(runs.glob("moda-*/segments/scalars-*.parquet"))
+    assert "is damaged" in call("show", "moda")[1]
 
 
 @pytest.mark.parametrize(
