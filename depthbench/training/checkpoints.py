@@ -13,6 +13,7 @@ import sys
 import zipfile
 import zlib
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import BinaryIO
 
 import lightning as L
@@ -117,7 +118,7 @@ def weights(file: Path) -> dict[str, torch.Tensor]:
     """The model's weights in a checkpoint, on the CPU, as they were written. Raises UserError where the file is damaged."""
     if not is_whole(file):
         raise UserError(f"checkpoint {file} is damaged: remove it, and the one before it is used")
-    stored = torch.load(file, map_location="cpu", weights_only=True)["state_dict"]
+    stored = CheckpointFiles().load_checkpoint(file)["state_dict"]
     return {name.removeprefix("model."): tensor for name, tensor in stored.items() if name.startswith("model.")}
 
 
@@ -171,6 +172,13 @@ class CheckpointFiles(TorchCheckpointIO):
             if not isinstance(refusal, OSError):
                 raise
             raise write_error(path.parent, refusal) from error
+
+    def load_checkpoint(self, path, map_location="cpu", weights_only=True) -> dict:
+        """Raises UserError for a file that asks for anything but tensors and plain values; nothing of it is executed."""
+        try:
+            return torch.load(path, map_location="cpu", weights_only=True)
+        except (UnpicklingError, RuntimeError, EOFError, KeyError) as error:
+            raise UserError(f"{path} is no checkpoint of depthbench's: remove it, and the one before it is used") from error
 
 
 class Checkpoints(Checkpoint):

@@ -36,7 +36,6 @@ from depthbench.training.plan import Plan, resolve, run_row
 from depthbench.training.resume import refuse_another_run, refuse_another_world_size
 from depthbench.training.trainer import bare_trainer, build_trainer, device_name, precision_of
 
-
 DIVERGED = 3  # the exit code
 
 

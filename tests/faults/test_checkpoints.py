@@ -6,10 +6,12 @@ import shutil
 import subprocess
 import zipfile
 from collections import namedtuple
+from functools import partialmethod
 
 import pytest
 import torch
 
+from depthbench.nn.model import LanguageModel
 from depthbench.store.reader import Store
 from depthbench.training import checkpoints
 from tests.faults.tiny_run import Trial, assert_same, command, equal
@@ -87,6 +89,42 @@ def test_checkpoints_of_versions_without_a_checksum_are_read(tmp_path):
     assert checkpoints.is_whole(file)
     flip_in_the_middle(file)
     assert not checkpoints.is_whole(file)
+
+
+class Executed:
+    """An object that executes a command where it is unpickled."""
+
+    def __init__(self, command):
+        self.command = command
+
+    def __reduce__(self):
+        return os.system, (self.command,)
+
+
+def test_nothing_in_a_checkpoint_is_executed(trial, says, tmp_path):
+    run = trial()
+    run.attempt("train:4:SIGTERM")
+    file, executed = checkpoints.path(run.folder, 5), tmp_path / "executed"
+    content = torch.load(checkpoints.path(run.folder, 4), weights_only=True)
+    torch.save({**content, "loops": Executed(f"touch {executed}")}, file)
+    for asked in (["resume", run.folder], run.command, ["validate", run.folder], ["export", run.folder]):
+        code, _, err = says(*asked)
+        assert code == 2 and f"{file} is no checkpoint of depthbench's" in err and err.count("\n") == 1
+    assert not executed.exists()
+
+
+def test_compiled_and_eager_runs_load_each_others_checkpoints(trial, uninterrupted, says, monkeypatch):
+    monkeypatch.setattr(LanguageModel, "compile_regions", partialmethod(LanguageModel.compile_regions, backend="eager"))  # seconds
+    run = trial()
+    run.attempt("train:4:SIGTERM")
+    run.monkeypatch.setenv("WITNESS_STOP", "train:8:SIGTERM")
+    code, out, err = says("resume", run.folder, "--compile", "true")
+    assert code == 143 and "going on from the checkpoint at step 4" in out, err
+    stored = torch.load(checkpoints.path(run.folder, 8), weights_only=True)["state_dict"]
+    assert not [name for name in stored if "_orig_mod" in name]
+    run.attempt()
+    got, expected = (result.tables["scalars"].query("name == 'train/loss'") for result in (run.result(), uninterrupted()))
+    assert got.value.to_numpy() == pytest.approx(expected.value.to_numpy(), rel=1e-4)
 
 
 def test_the_newest_two_and_the_best_are_kept(trial):

@@ -123,3 +123,25 @@ def test_a_killed_run_goes_on_where_its_last_checkpoint_was(tiny_corpus, tmp_pat
     process.communicate()
     assert "going on from the checkpoint at step 12" in goes_on(process, tmp_path, uninterrupted)
     assert Store(tmp_path).runs().n_attempts.tolist() == [2]
+
+
+def test_a_signal_before_training_ends_at_once(tiny_corpus, tmp_path, says, monkeypatch):
+    from depthbench.training import fit
+
+    def stopped(*args, **kwargs):
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise AssertionError("the signal was not obeyed")
+
+    monkeypatch.setattr(fit, "build", stopped)
+    code, out, err = says(*command(tiny_corpus, tmp_path, steps=30))
+    assert code == 143 and "Interrupted before training began" in out and not err
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_the_lock_of_a_killed_process_is_no_lock(tiny_corpus, tmp_path, says):
+    arguments = [*command(tiny_corpus, tmp_path, steps=30), "--trainer.max_steps", "1", "--probes", "none"]
+    assert says(*arguments)[0] == 0
+    (lock,) = tmp_path.glob("*/.lock")
+    lock.write_text("process 4194304 on another-host")
+    code, out, _ = says(*arguments)
+    assert code == 0 and "already finished" in out
