@@ -20,6 +20,7 @@ from depthbench.corpora.sources import CORPORA
 from depthbench.errors import UserError
 from depthbench.nn.model import LanguageModel, build_model
 from depthbench.resources import PACKAGE
+from depthbench.store.disk import replacing
 from depthbench.store.folder import is_run_folder
 from depthbench.store.lock import run_lock
 from depthbench.store.reader import read_run
@@ -104,7 +105,8 @@ def train(cli: ExperimentCLI, plan: Plan, folder: Path) -> int:
     print(announcement(plan, folder, resumed_from=resume[0] if resume else None), flush=True)
     facts = run_facts(cli, plan)
     with RunWriter(folder, facts, **attempt(folder, resume)) as writer:
-        (folder / "config.yaml").write_text(repeatable_config(cli, plan), encoding="utf-8")
+        with replacing(folder / "config.yaml") as temporary:
+            temporary.write_text(repeatable_config(cli, plan), encoding="utf-8")
         trainer = build_trainer(cli, plan, folder, writer, data)
         writer.update_run(device=device_name(trainer), n_device=trainer.world_size)
         module = LanguageModelingModule(model, recipe=plan.recipe, lr=plan.lr, total_steps=plan.steps)
@@ -112,7 +114,7 @@ def train(cli: ExperimentCLI, plan: Plan, folder: Path) -> int:
             trainer.fit(module, datamodule=data, ckpt_path=resume[1] if resume else None, weights_only=True)
         except Interrupted as stop:
             writer.seal("interrupted")
-            print(f"\nInterrupted at step {trainer.global_step} of {plan.last_step}. {how_to_go_on(folder)}", flush=True)
+            print(f"\n{stop} at step {trainer.global_step} of {plan.last_step}. {how_to_go_on(folder)}", flush=True)
             return stop.exit_code
         except (KeyboardInterrupt, SystemExit):
             writer.seal("interrupted")

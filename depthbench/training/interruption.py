@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import lightning as L
+from lightning.pytorch.callbacks import Timer
 
 from depthbench.training.checkpoints import Checkpoints
 from depthbench.training.module import step_done
@@ -22,8 +23,16 @@ class Interrupted(BaseException):
     """
 
     def __init__(self, signum: int):
-        super().__init__(signal.Signals(signum).name)
+        super().__init__("Interrupted")
         self.exit_code = 128 + signum
+
+
+class OutOfTime(Interrupted):
+    """Raised as after a signal, where the time that the user allowed is used up: for this there is no exit code but success."""
+
+    def __init__(self):
+        BaseException.__init__(self, "The time allowed is used up: stopped")
+        self.exit_code = 0
 
 
 @contextmanager
@@ -56,7 +65,7 @@ class Interruption(L.Callback):
 
     def __init__(self, checkpoints: Checkpoints):
         self.checkpoints = checkpoints
-        self.received: int | None = None
+        self.received: Interrupted | None = None
         self._validation_due = False
         self._previous: dict[int, object] = {}
 
@@ -74,13 +83,13 @@ class Interruption(L.Callback):
     def _receive(self, signum, frame) -> None:
         if self.received is not None and signum == signal.SIGINT:
             raise Interrupted(signum)
-        self.received = signum
+        self.received = Interrupted(signum)
         # Not print(): a handler may run in the middle of another print, and buffered streams refuse that.
         os.write(2, b"\nStopping after this step (Ctrl-C again: at once) ...\n")
 
     def on_train_batch_start(self, trainer, module, batch, batch_idx) -> None:
         if self.received is not None and self.checkpoints.exists(trainer.global_step):
-            raise Interrupted(self.received)
+            raise self.received
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx) -> None:
         validation_due = trainer.should_stop or (batch_idx + 1) % trainer.val_check_batch == 0
@@ -102,12 +111,12 @@ class Interruption(L.Callback):
     def _leave_if_asked(self, trainer) -> None:
         if self.received is not None:
             self.checkpoints.save(trainer)
-            raise Interrupted(self.received)
+            raise self.received
 
     def on_train_end(self, trainer, module) -> None:
         self._restore()
         if self.received is not None:  # during the last checkpoint: what comes after training is left to the next attempt
-            raise Interrupted(self.received)
+            raise self.received
 
     def on_exception(self, trainer, module, exception) -> None:
         self._restore()
@@ -116,6 +125,24 @@ class Interruption(L.Callback):
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         self._previous = {}
+
+
+class TimeLimit(Timer):
+    """Lightning's ``--trainer.max_time``, for each attempt anew, and stopping as a signal does: at once after a step.
+
+    Lightning's own goes on counting, so that a resumed run would end at once, and validates where no validation is planned.
+    """
+
+    def __init__(self, duration, interruption: Interruption):
+        super().__init__(duration)
+        self._interruption = interruption
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        pass
+
+    def on_train_batch_end(self, *_) -> None:
+        if self.time_remaining() <= 0 and self._interruption.received is None:
+            self._interruption.received = OutOfTime()
 
 
 def validate(trainer: L.Trainer) -> None:

@@ -9,7 +9,6 @@ import lightning as L
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.accelerators import CUDAAccelerator, MPSAccelerator
-from lightning.pytorch.callbacks import Timer
 
 from depthbench.errors import UserError, unknown
 from depthbench.store.reader import Store
@@ -17,7 +16,7 @@ from depthbench.store.writer import RunWriter
 from depthbench.training.checkpoints import CheckpointFiles, Checkpoints
 from depthbench.training.cli import ExperimentCLI, first_line
 from depthbench.training.data import CorpusDataModule
-from depthbench.training.interruption import Interruption
+from depthbench.training.interruption import Interruption, TimeLimit
 from depthbench.training.layer_stats import LayerStatistics
 from depthbench.training.plan import Plan
 from depthbench.training.progress import TrainingProgress
@@ -50,13 +49,6 @@ class StopAtLastStep(L.Callback):
             trainer.should_stop = True
 
 
-class AttemptTimer(Timer):
-    """Lightning's ``--trainer.max_time``, anew for each attempt: its own timer goes on counting, and a resumed run would end at once."""
-
-    def load_state_dict(self, state_dict: dict) -> None:
-        pass
-
-
 def build_trainer(cli: ExperimentCLI, plan: Plan, folder: Path, writer: RunWriter, data: CorpusDataModule) -> L.Trainer:
     """Lightning's Trainer with the user's arguments, ours, our logger and our callbacks before the user's own."""
     config = dict(cli.config_init.trainer)
@@ -71,10 +63,11 @@ def build_trainer(cli: ExperimentCLI, plan: Plan, folder: Path, writer: RunWrite
         ]
     if config.pop("enable_progress_bar", None) is not False:
         callbacks.append(TrainingProgress(recorder, last_step=plan.last_step))
-    if config.get("max_time"):
-        callbacks.append(AttemptTimer(config.pop("max_time")))
     keeper = Checkpoints(folder)
-    callbacks += [*as_list(config.pop("callbacks", None)), RandomStates(), Interruption(keeper), keeper]
+    interruption = Interruption(keeper)
+    if max_time := config.pop("max_time", None):
+        callbacks.append(TimeLimit(max_time, interruption))
+    callbacks += [*as_list(config.pop("callbacks", None)), RandomStates(), interruption, keeper]
     logger = StoreLogger(writer, run_id=plan.run_id, tokens_per_step=plan.batch_tokens)
     return L.Trainer(
         **{

@@ -1,12 +1,14 @@
 """A run that is interrupted and goes on is the uninterrupted run to the bit: losses, samples, learning rates, weights, statistics."""
 
 import random
+from itertools import count
 
 import pytest
 
 from depthbench.corpora import BlockDataset
 from depthbench.store.reader import Store
 from depthbench.training import checkpoints
+from depthbench.training.interruption import TimeLimit
 from tests.faults.tiny_run import EVERY, SEQUENCES, STEPS, assert_same
 
 
@@ -67,6 +69,18 @@ def test_with_loader_processes(trial, uninterrupted):
     run.attempt("train:7:SIGTERM")
     run.attempt()
     assert_same(run.result(), uninterrupted(4))
+
+
+def test_stopped_by_a_time_limit_again_and_again(trial, uninterrupted, monkeypatch):
+    steps = count(1)
+    monkeypatch.setattr(TimeLimit, "time_remaining", lambda *_: 1.0 if next(steps) % 5 else 0.0)
+    run = trial()
+    run.command += ["--trainer.max_time", "00:00:08:00"]
+    for stopped_at in (5, 10):
+        said = run.attempt()
+        assert f"The time allowed is used up: stopped at step {stopped_at} of 12. Repeat the same command" in said
+    run.attempt()
+    assert_same(run.result(), uninterrupted())
 
 
 @pytest.mark.slow

@@ -175,9 +175,9 @@ def test_fresh_starts_over_and_keeps_the_old_folder(trained, tiny_corpus, tmp_pa
 
 
 def test_another_micro_batch_is_refused_to_a_run_under_way(tiny_corpus, tmp_path, says, monkeypatch):
-    from depthbench.training.interruption import Interruption
+    from depthbench.training.interruption import Interrupted, Interruption
 
-    monkeypatch.setattr(Interruption, "on_train_start", lambda self, trainer, module: setattr(self, "received", 15))
+    monkeypatch.setattr(Interruption, "on_train_start", lambda self, trainer, module: setattr(self, "received", Interrupted(15)))
     assert says(*command(tiny_corpus, tmp_path))[0] == 143
     monkeypatch.undo()
     monkeypatch.setenv("DEPTHBENCH_DATA", str(tmp_path))
