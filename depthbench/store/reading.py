@@ -35,18 +35,19 @@ class Reading:
     def ask(self, folders: Sequence[Path], question: Callable[[Snapshot], Answer]) -> Answer:
         """The answer to ``question`` about these runs. Raises UserError, one line, where one of them cannot be read.
 
-        A file that vanished was merged or sealed meanwhile: the folders are listed again, for as long as that makes a difference.
+        A file that vanished was merged or sealed meanwhile: the folders are listed again, for as long as that makes a difference. Then
+        every segment is checked again: one may have been damaged since it was.
         """
-        listings = [list_run(folder) for folder in folders]
+        listings, check_again = [list_run(folder) for folder in folders], False
         for _ in range(_MAX_TRIES):
             try:
-                with self._connection() as connection, opened(connection, listings) as snapshot:
+                with self._connection() as connection, opened(connection, listings, check_again=check_again) as snapshot:
                     return question(snapshot)
             except duckdb.Error as error:
                 before, listings = listings, [list_run(folder) for folder in folders]
-                if listings == before:
+                if listings == before and check_again:
                     raise unreadable(folders, error) from error
-                failure = error
+                check_again, failure = listings == before, error
         raise unreadable(folders, failure) from failure
 
     def ask_all(self, folders: Sequence[Path], question: Callable[[Snapshot], Answer]) -> tuple[list[Answer], dict[Path, UserError]]:

@@ -114,14 +114,14 @@ class Snapshot:
             )
 
     def _refuse_unknown_attempts(self) -> None:
-        """Without the step that an attempt resumed from, superseded rows would stand again."""
+        """Where a row of attempts is lost of a run that has more than one, superseded rows would stand again."""
         for listing in self.listings:
             if all(segment.table != "attempts" for segment in self.lost(listing)):
                 continue
             of_run = f"WHERE run_id = {quoted(listing.run_id)}"
             (newest,) = self.connection.execute(f"SELECT max(attempt) FROM ({self.relation('run')}) {of_run}").fetchone()
             found = self.connection.execute(f"SELECT attempt FROM ({self.relation('attempts')}) {of_run}").fetchall()
-            if newest is None or not {number for (number,) in found}.issuperset(range(2, newest + 1)):
+            if newest is None or newest > 1 and not {number for (number,) in found}.issuperset(range(1, newest + 1)):
                 raise UserError(self.problem(listing, "cannot be read"))
 
     def relation(self, table: str) -> str:
