@@ -1,7 +1,9 @@
-"""What the processes do that test_store_kill.py kills. A module of its own, so that they start in a few milliseconds."""
+"""What the processes do that test_store_kill.py kills and test_readers.py watches. A module of its own, so that they start in a few
+milliseconds."""
 
 import os
 import signal
+import time
 
 from depthbench.store import segments
 from depthbench.store.folder import is_run_folder
@@ -50,3 +52,16 @@ def die_before_call(number, folder, acknowledged):
         setattr(os, name, counted(getattr(os, name)))
     go_on(folder, acknowledged, flushes_per_attempt=3, attempts=2, max_live=3)
     acknowledged.send(f"{calls} calls")
+
+
+def log_steadily(folder, seconds, told):
+    """Record a row every 50 ms, the time it is logged at as its value, with the interval of flushes that training has. Tells when it
+    begins, and how many rows there were."""
+    with RunWriter(folder, {"arch": "pre_ln"}) as writer:
+        began, step = time.monotonic(), 0
+        told.send(began)
+        while (now := time.monotonic()) < began + seconds:
+            writer.add("scalars", [{"step": step, "name": "logged_at", "value": now}])
+            step += 1
+            time.sleep(0.05)
+    told.send(step)

@@ -2,8 +2,12 @@
 
 import errno
 import json
+import os
+import random
+import resource
 import subprocess
 import sys
+from contextlib import suppress
 
 import duckdb
 import pytest
@@ -74,6 +78,71 @@ def test_a_full_disk_loses_nothing(tmp_path):
     assert whole == sealed == unsealed[0] == 20_015
     assert unsealed[1] == [".lock", "heartbeat", "segments"]
     assert status == ["finished"]
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of 2 MB, and ``fill(full)``, which fills it and frees it again; where none may be mounted, a limit on files' sizes."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = (
+        os.geteuid() == 0
+        and not subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", place], stderr=subprocess.DEVNULL).returncode
+    )
+    ballast, limits = place / "ballast", resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill(full):
+        if not mounted:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4096 if full else limits[0], limits[1]))
+        elif full:
+            with suppress(OSError), open(ballast, "wb", buffering=0) as file:
+                while True:
+                    file.write(b"x" * 4096)
+        else:
+            ballast.unlink()
+
+    yield place, fill
+    if mounted:
+        subprocess.run(["umount", place], check=True)
+    else:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_disk_that_fills_up_keeps_every_flushed_row_and_goes_on_with_room(small_disk):
+    place, fill = small_disk
+    store, step = Store(place), 0
+
+    def add(n):
+        nonlocal step
+        writer.add("scalars", [{"step": step + i, "name": "x", "value": random.random()} for i in range(n)])
+        step += n
+
+    def steps():
+        return store.rows("scalars", ["r"])["step"].tolist()
+
+    writer = RunWriter(place / "r", {"arch": "pre_ln"}, flush_every_s=3600)
+    for _ in range(2):  # it may happen more than once
+        for _ in range(5):
+            add(100)
+            writer.drain()
+        flushed = step
+        fill(True)
+        for _ in range(2):
+            add(1000)
+            with pytest.raises(UserError, match=f"cannot write to {place / 'r'}: .*repeat the same command") as refused:
+                writer.drain()
+            assert "\n" not in str(refused.value)
+            assert steps() == list(range(flushed))
+        fill(False)
+        writer.drain()
+        assert steps() == list(range(step))
+    fill(True)
+    with pytest.raises(UserError, match="cannot write to"):
+        writer.seal("finished")
+    assert steps() == list(range(step))
+    fill(False)
+    writer.seal("finished")
+    assert steps() == list(range(step)) and store.runs()[["status", "problem"]].values.tolist() == [["finished", None]]
 
 
 def test_a_background_flush_that_fails_is_told_to_the_next_caller(tmp_path):

@@ -8,6 +8,7 @@ import pytest
 
 from depthbench.errors import UserError
 from depthbench.store.lock import run_lock
+from depthbench.store.writer import RunWriter
 
 HOLD = """
 import sys, time
@@ -41,6 +42,22 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path, holder):
     holder.wait()
     with run_lock(tmp_path / "run"):
         assert f"process {os.getpid()}" in (tmp_path / "run" / ".lock").read_text()
+
+
+@pytest.mark.parametrize("text", ["process {dead} on {host}", "process 1 on another-machine", ""])
+def test_what_a_dead_holder_left_in_the_file_keeps_nobody_out(tmp_path, text):
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    (tmp_path / ".lock").write_text(text.format(dead=dead.pid, host=socket.gethostname()))
+    with run_lock(tmp_path):
+        assert (tmp_path / ".lock").read_text() == f"process {os.getpid()} on {socket.gethostname()}"
+
+
+def test_a_second_writer_is_refused_and_changes_nothing(tmp_path, holder):
+    before = sorted(path.name for path in (tmp_path / "run").iterdir())
+    with pytest.raises(UserError, match=f"run run is being written by process {holder.pid} on {socket.gethostname()}: wait"):
+        RunWriter(tmp_path / "run", {"arch": "pre_ln"})
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == before
 
 
 def test_a_process_may_hold_it_twice_and_lets_go_at_the_end(tmp_path):
