@@ -20,8 +20,8 @@ def command(corpus, runs, steps):
     return [*common, "--runs", str(runs), "--tokens", str(steps * 2048)]
 
 
-def start(corpus, runs, steps):
-    process = [sys.executable, "-m", "depthbench", *command(corpus, runs, steps)]
+def start(corpus, runs, steps, *more):
+    process = [sys.executable, "-m", "depthbench", *command(corpus, runs, steps), *more]
     return subprocess.Popen(process, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENVIRONMENT)
 
 
