@@ -165,6 +165,31 @@ def test_what_a_damaged_merged_segment_replaces_is_read_while_it_is_there(tmp_pa
     assert all(path.exists() for path in parts)
 
 
+@pytest.mark.parametrize("end", [seal_run, lambda folder: record(folder, flushes=1, attempt=2)])
+def test_a_damaged_segment_whose_rows_are_elsewhere_is_no_problem(tmp_path, monkeypatch, end):
+    """A part that a kill left beside the merged or the sealed file that contains it."""
+    record(tmp_path / "r")
+    path = segment(tmp_path / "r", "scalars", 1)
+    whole = path.read_bytes()
+    monkeypatch.setattr(segments, "MAX_LIVE", 3)
+    end(tmp_path / "r")
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(whole[:400])
+    assert problem(tmp_path / "r") is None
+    assert seal_run(tmp_path / "r") is None and not path.exists()
+
+
+def test_sealing_takes_no_earlier_word_for_a_segment_being_whole(tmp_path):
+    """It removes what it read: damage since the segment was first checked, which no time of change tells of, is looked for again."""
+    record(tmp_path / "r")
+    assert len(steps(tmp_path / "r")) == 30
+    path = segment(tmp_path / "r", "scalars", 1)
+    whole = flip(path, 100)
+    assert path.name in seal_run(tmp_path / "r")
+    path.write_bytes(whole)
+    assert steps(tmp_path / "r") == list(range(30))
+
+
 def test_a_run_whose_row_is_damaged_is_listed_and_gives_its_other_rows(tmp_path):
     record(tmp_path / "r")
     path = segment(tmp_path / "r", "run")
