@@ -5,11 +5,12 @@ from itertools import count
 
 import pytest
 
+from depthbench import residuals
 from depthbench.corpora import BlockDataset
 from depthbench.store.reader import Store
 from depthbench.training import checkpoints
 from depthbench.training.interruption import TimeLimit
-from tests.faults.tiny_run import EVERY, SEQUENCES, STEPS, assert_same
+from tests.faults.tiny_run import EVERY, SEQUENCES, STEPS, Trial, assert_same
 
 
 def pass_end(corpus) -> int:
@@ -92,3 +93,16 @@ def test_interrupted_at_more_random_steps(trial, uninterrupted, seed):
         run.attempt(stop)
     run.attempt()
     assert_same(run.result(), uninterrupted(accumulation))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", [name for name in residuals.names() if name != "pre_ln"])
+def test_every_design_goes_on_exactly(corpus, tmp_path, says, monkeypatch, arch):
+    results = []
+    for stops in ([], ["start:5:SIGTERM", "validation.1:9:SIGINT"]):
+        run = Trial(corpus, tmp_path / str(len(stops)), says, monkeypatch, accumulation=2)
+        run.command += ["--arch", arch]
+        for stop in [*stops, ""]:
+            run.attempt(stop)
+        results.append(run.result())
+    assert_same(*results)

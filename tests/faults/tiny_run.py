@@ -88,6 +88,7 @@ class Trial:
         self.says, self.monkeypatch = says, monkeypatch
         self.runs, self.file = folder / "runs", folder / "seen.jsonl"
         self.command = command(corpus, self.runs, **how)
+        folder.mkdir(exist_ok=True)
         monkeypatch.setenv("WITNESS_FILE", str(self.file))
 
     @property
