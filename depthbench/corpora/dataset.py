@@ -52,7 +52,7 @@ class BlockDataset(Dataset):
         try:
             ids = self._open()[index]
         except (OSError, RuntimeError) as error:  # LitData's, after it has waited for a chunk or tried to fetch it in vain
-            why = next(iter(str(error).splitlines()), type(error).__name__)
+            why = (str(error.__cause__ or error) or type(error).__name__).splitlines()[0].partition(". ")[0]
             problem = f"corpus file {self.file_of(index)} cannot be read ({why})"
             raise UserError(f"{problem}: see whether its disk or network answers, and repeat the command") from error
         if ids.max() >= self.card.vocab_size or ids.min() < 0:

@@ -127,6 +127,6 @@ def test_a_remote_folder_is_checked_too(copy):
 def test_a_remote_chunk_that_goes_away_is_one_line(copy, tmp_path):
     blocks = BlockDataset(f"local:{copy}", "train", cache_dir=tmp_path / "cache")
     (copy / "train" / "chunk-0-2.bin").unlink()
-    with pytest.raises(UserError, match=f"corpus file local:{copy}/train/chunk-0-2.bin cannot be read") as error:
+    with pytest.raises(UserError, match=f"corpus file local:{copy}/train/chunk-0-2.bin cannot be read .The provided remote_path") as error:
         blocks[sum(blocks.chunk_sizes[:2])]
     assert "\n" not in str(error.value)
