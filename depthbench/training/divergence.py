@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 import lightning as L
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from depthbench.nn.model import LanguageModel
 from depthbench.residuals.base import map_tensors
@@ -36,16 +36,33 @@ def finite_everywhere(trainer: L.Trainer, value: Tensor) -> bool:
 def first_place(model: LanguageModel, batches: Iterable[Tensor], loss: LossOfLogits, *, backward: bool = False) -> str:
     """Where a value that is not finite shows first when the batches, (sequences, T + 1) token ids each, are run again; in words.
 
-    ``backward``: look at gradients too. Parameters and their gradients stay as they are.
+    ``backward``: look at gradients too, where all values are finite; the batches are then gone through twice. Parameters and their
+    gradients stay as they are.
     """
-    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    if backward and gradients and all(torch.isfinite(gradient).all() for gradient in gradients):
+    try:
+        return _search(model, batches, loss, backward)
+    except RuntimeError as error:  # above all no memory left: that the run diverged must be said all the same
+        return f"where it began is not known, it could not be run again: {(str(error).splitlines() or [type(error).__name__])[0]}"
+
+
+def _search(model: LanguageModel, batches: Iterable[Tensor], loss: LossOfLogits, backward: bool) -> str:
+    if place := _in_a_batch(_forward_place(model, batch, loss) for batch in batches):
+        return place
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    if not (backward and gradients) or _finite(nn.utils.get_total_norm([*gradients.values()])):
+        return NOT_AGAIN
+    not_finite = [name for name, gradient in gradients.items() if not _finite(gradient)]
+    if not not_finite:
         return "every gradient is finite, and their norm is too large for a number"
-    for number, batch in enumerate(batches, start=1):
-        place = _forward_place(model, batch, loss) or (backward and _backward_place(model, batch, loss))
+    place = _in_a_batch(_backward_place(model, batch, loss) for batch in batches)
+    return place or f"{NOT_AGAIN}; it was in the gradient of parameter {not_finite[0]}"
+
+
+def _in_a_batch(places: Iterable[str | None]) -> str | None:
+    for number, place in enumerate(places, start=1):
         if place:
             return f"first at {place}, in micro-batch {number}" if number > 1 else f"first at {place}"
-    return NOT_AGAIN
+    return None
 
 
 @torch.no_grad()
@@ -70,20 +87,22 @@ def _backward_place(model: LanguageModel, batch: Tensor, loss: LossOfLogits) -> 
     """The first gradient that is not finite in the order of the backward pass, at a tap or else at a parameter."""
     places, watched = [], {}
 
-    def watch(tensor: Tensor, place: str, instead: bool = False) -> Tensor:
+    def watch(tensor: Tensor, place: str, reader: int | None = None, reads: bool = False) -> Tensor:
+        """``reader``: the sublayer that reads the tensor first."""
         if id(tensor) not in watched:
-            watched[id(tensor)] = [tensor, place]  # keeps the tensor alive, so that its id stays its own
+            watched[id(tensor)] = [tensor, place, reader]  # keeps the tensor alive, so that its id stays its own
             if tensor.requires_grad:
                 tensor.register_hook(lambda gradient: None if _finite(gradient) else places.append(watched[id(tensor)][1]))
-        elif instead:
+        elif reads and watched[id(tensor)][2] == reader:
             watched[id(tensor)][1] = place
         return tensor
 
     def look(name: str, sublayer: int, value) -> None:
-        place = f"the gradient of {called(name, sublayer)}"
-        # Where a design's branch reads the state as it is, what it passes back is named as the branch's: the other way out of the same
-        # tensor leads to later taps, which have been seen before.
-        map_tensors(lambda tensor: watch(tensor, place, instead=name == "branch_in"), value)
+        # What one sublayer wrote and the next one reads is one tensor. It is named as what is read: its gradient comes from there. What
+        # still later sublayers read of it is no name for it: were they to blame, something newer would have shown it before.
+        reads = name in ("state_in", "branch_in")
+        place, reader = f"the gradient of {called(name, sublayer)}", sublayer if reads else sublayer + 1
+        map_tensors(lambda tensor: watch(tensor, place, reader, reads), value)
 
     with model.taps(look):
         logits = watch(model(batch[:, :-1]), "the gradient of the logits")

@@ -5,6 +5,7 @@ import torch
 
 from depthbench import residuals
 from depthbench.nn.model import build_model
+from depthbench.residuals.base import map_tensors
 from depthbench.training.divergence import NOT_AGAIN, first_place
 from depthbench.training.module import cross_entropy
 
@@ -62,6 +63,22 @@ def test_a_gradient_that_begins_inside_a_block(arch):
     assert place == "first at the gradient of branch_in of block 1 (feed-forward)"
 
 
+@pytest.mark.parametrize("arch", residuals.names())
+@pytest.mark.parametrize(("sublayer", "place"), [(0, "state_in of block 0 (attention)"), (4, "state_in of block 2 (attention)")])
+def test_a_gradient_that_begins_where_the_depth_state_is_read(arch, sublayer, place, monkeypatch):
+    model, (batch,) = model_of(arch), batches()
+    read = model.residual.read
+
+    def spoilt(state, *, sublayer: int, at=sublayer):
+        if sublayer == at:
+            state = map_tensors(lambda tensor: NanGradient.apply(tensor) if tensor.numel() else tensor, state)
+        return read(state, sublayer=sublayer)
+
+    monkeypatch.setattr(model.residual, "read", spoilt)
+    with_gradients(model, batch)
+    assert first_place(model, [batch], cross_entropy, backward=True) == f"first at the gradient of {place}"
+
+
 def test_a_gradient_of_a_parameter_only():
     model, (batch,) = model_of(), batches()
     weight = output_weight(model, 1, "attention")
@@ -81,7 +98,8 @@ def test_the_embedding_the_logits_and_the_loss():
     with torch.no_grad():
         model.head.weight[3, 3] = float("nan")
     assert first_place(model, [batch], cross_entropy) == "first at the logits"
-    assert first_place(model_of(), [batch], lambda *_: torch.tensor(float("nan"))) == "first at the loss of finite logits"
+    model = with_gradients(model_of(), batch)  # all of them finite
+    assert first_place(model, [batch], lambda *_: torch.tensor(float("inf")), backward=True) == "first at the loss of finite logits"
 
 
 def test_the_micro_batch_is_named():
@@ -91,6 +109,16 @@ def test_the_micro_batch_is_named():
     with torch.no_grad():
         model.embedding.weight[only_in_third] = float("nan")
     assert first_place(model, several, cross_entropy) == "first at the embedding, in micro-batch 3"
+
+
+def test_a_sum_of_gradients_that_overflows_over_micro_batches():
+    model, several = model_of(), batches(2)
+    weight = model.blocks[1].attention.core.o_proj.weight
+    weight.register_hook(lambda gradient: torch.full_like(gradient, 3e38))
+    for batch in several:
+        with_gradients(model, batch)
+    place = first_place(model, several, cross_entropy, backward=True)
+    assert place == f"{NOT_AGAIN}; it was in the gradient of parameter blocks.1.attention.core.o_proj.weight"
 
 
 def test_a_norm_that_overflows_with_finite_gradients():
@@ -106,7 +134,8 @@ def test_what_does_not_show_again_says_so_and_nothing_is_touched():
     with_gradients(model, batch)
     model.head.weight.grad[0, 0] = float("nan")
     before = [(parameter.clone(), parameter.grad.clone()) for parameter in model.parameters()]
-    assert first_place(model, [batch], cross_entropy, backward=True) == NOT_AGAIN
+    place = first_place(model, [batch], cross_entropy, backward=True)
+    assert place == f"{NOT_AGAIN}; it was in the gradient of parameter head.weight"
     for parameter, (value, gradient) in zip(model.parameters(), before, strict=True):
         torch.testing.assert_close(parameter, value, rtol=0, atol=0)
         torch.testing.assert_close(parameter.grad, gradient, rtol=0, atol=0, equal_nan=True)
@@ -118,3 +147,14 @@ def test_a_compiled_model_is_looked_into_without_its_regions():
     with torch.no_grad():
         output_weight(model, 1, "attention")[0, 0] = float("nan")
     assert first_place(model.eager(), [batch], cross_entropy) == "first at branch_out of block 1 (attention)"
+
+
+def test_a_step_that_cannot_be_run_again_has_diverged_all_the_same():
+    model, (batch,) = model_of(), batches()
+
+    def without_memory(module, args):
+        raise torch.OutOfMemoryError("out of memory\nTried to allocate")
+
+    model.head.register_forward_pre_hook(without_memory)
+    place = first_place(model, [batch], cross_entropy)
+    assert place == "where it began is not known, it could not be run again: out of memory"
