@@ -58,9 +58,10 @@ def how_to_go_on(folder: Path) -> str:
 
 def last_good(folder: Path) -> str:
     """What of a diverged run is worth going back to, and what to do about it."""
-    steps = checkpoints.steps(folder)
-    kept = f"the checkpoint at step {steps[-1]}, before it, is kept" if steps else "it had no checkpoint yet"
-    return f"{kept}; use a smaller --lr or another --recipe, --fresh to start over, or `{resume_command(folder)}` to try again"
+    steps, mend = checkpoints.steps(folder), "use a smaller --lr or another --recipe, or --fresh to start over"
+    if not steps:
+        return f"it had no checkpoint yet; {mend}"
+    return f"the checkpoint at step {steps[-1]}, before it, is kept; {mend}, or `{resume_command(folder)}` to try again from there"
 
 
 def resume_command(folder: Path) -> str:

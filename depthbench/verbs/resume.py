@@ -9,6 +9,8 @@ from depthbench.errors import UserError
 
 
 def main(argv: list[str]) -> int:
+    import yaml
+
     from depthbench.store.runs import find_run
     from depthbench.training.cli import parse
     from depthbench.training.fit import fit
@@ -24,6 +26,8 @@ def main(argv: list[str]) -> int:
     args, rest = parser.parse_known_args(argv)
     folder = find_run(Path(args.runs).expanduser(), args.run)
     config = folder / "config.yaml"
-    if not config.is_file():
-        raise UserError(f"run {folder.name} has no config.yaml to go on with: repeat the `depthbench fit` that began it")
+    try:
+        yaml.safe_load(config.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"run {folder.name} has no readable config.yaml to go on with: repeat the `depthbench fit` that began it") from error
     return fit(parse(["--config", str(config), *rest, "--runs", str(folder.parent)]), begun=folder)

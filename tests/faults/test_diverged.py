@@ -58,3 +58,13 @@ def test_the_optimizer_does_not_step(trial, monkeypatch):
     assert len(steps) == 7
     rows = Store(run.runs).scalars([run.folder.name], ["train/loss"])
     assert rows.step.max() == 7 and rows.value.notna().all()
+
+
+def test_where_there_is_no_checkpoint_yet_nothing_is_said_of_one(trial, says):
+    run = trial()
+    said = run.attempt("start:2:nan_weight")
+    assert "it had no checkpoint yet" in said and "depthbench resume" not in said and "--fresh" in said
+    assert checkpoints.steps(run.folder) == []
+    run.monkeypatch.setenv("WITNESS_STOP", "")
+    code, out, _ = says(*run.command, "--fresh")
+    assert code == 0 and ".aside" in out

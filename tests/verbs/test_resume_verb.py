@@ -87,6 +87,17 @@ def test_a_run_without_a_checkpoint_is_refused(interrupted, says):
     assert code == 2 and err.count("\n") == 1 and "no whole checkpoint" in err
 
 
+@pytest.mark.parametrize("content", [None, b"lr: [", b"\xff\xfe\x00lr"])
+def test_a_run_without_a_readable_configuration_is_refused(interrupted, says, content):
+    config = interrupted.folder / "config.yaml"
+    config.unlink()
+    if content is not None:
+        config.write_bytes(content)
+    code, _, err = says("resume", interrupted.folder)
+    assert code == 2 and err.count("\n") == 1 and "no readable config.yaml" in err
+    assert checkpoints.newest(interrupted.folder)[0] == 4
+
+
 def test_a_run_that_is_not_there_is_refused(tmp_path, says):
     code, _, err = says("resume", "pre_ln", "--runs", tmp_path)
     assert code == 2 and err.count("\n") == 1 and "pre_ln" in err
