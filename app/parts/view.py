@@ -59,12 +59,12 @@ def require_readable_runs() -> pd.DataFrame:
 
 
 def problems(runs: pd.DataFrame) -> None:
-    """Why runs cannot be read, a line each."""
+    """What is wrong with runs, a line each."""
     lines = runs["problem"].dropna()
     for line in lines.head(MAX_PROBLEMS):
         st.warning(line, icon=":material/warning:")
     if len(lines) > MAX_PROBLEMS:
-        st.caption(f"{len(lines) - MAX_PROBLEMS} more runs cannot be read.")
+        st.caption(f"{len(lines) - MAX_PROBLEMS} more runs have problems.")
 
 
 def chart(figure: go.Figure, key: str) -> None:

@@ -29,5 +29,5 @@ def main(argv: list[str]) -> int:
     try:
         yaml.safe_load(config.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"run {folder.name} has no readable config.yaml to go on with: repeat the `depthbench fit` that began it") from error
+        raise UserError(f"run {folder.name} has no readable config.yaml: repeat the `depthbench fit` that began it") from error
     return fit(parse(["--config", str(config), *rest, "--runs", str(folder.parent)]), begun=folder)
