@@ -26,10 +26,10 @@ def command(corpus: Path, runs: Path, *more: str) -> list[str]:
 
 
 def test_a_run_whose_read_hangs_ends_in_one_line_and_goes_on_with_another_limit(tiny_corpus, tmp_path, depthbench, says):
-    hung = depthbench(*command(tiny_corpus, tmp_path, "--loader-timeout", "1"), HANG_AT="5")
+    hung = depthbench(*command(tiny_corpus, tmp_path, "--loader-timeout", "3"), HANG_AT="5")
     assert hung.returncode == 2, hung.stderr
     (line,) = [line for line in hung.stderr.splitlines() if not line.startswith("step ")]
-    assert line.startswith("depthbench: no batch in 1 s") and f" of {tiny_corpus}/train/chunk-0-0.bin did not arrive" in line
+    assert line.startswith("depthbench: no batch in 3 s") and f" of {tiny_corpus}/train/chunk-0-0.bin did not arrive" in line
     (row,) = Store(tmp_path).runs().to_dict("records")
     assert row["status"] == "failed" and checkpoints.newest(tmp_path / row["run_id"])[0] == 3
 
