@@ -132,6 +132,7 @@ def test_a_norm_that_overflows_with_finite_gradients():
 def test_what_does_not_show_again_says_so_and_nothing_is_touched():
     model, (batch,) = model_of(), batches()
     with_gradients(model, batch)
+    assert first_place(model, [batch], cross_entropy, backward=True) == NOT_AGAIN
     model.head.weight.grad[0, 0] = float("nan")
     before = [(parameter.clone(), parameter.grad.clone()) for parameter in model.parameters()]
     place = first_place(model, [batch], cross_entropy, backward=True)
