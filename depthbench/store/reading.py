@@ -98,4 +98,4 @@ def unreadable(folders: Sequence[Path], error: duckdb.Error) -> UserError:
     """The one line for runs that DuckDB cannot read. It names the file: of a damaged block DuckDB says only where in the file it is."""
     names, reason = ", ".join(folder.name for folder in folders[:3]), str(error).splitlines()[0]
     file = f"{SEALED}: " if str(folders[0]) not in reason and (folders[0] / SEALED).exists() else ""
-    return UserError(f"run {names} cannot be read: {file}{reason}; put back a whole copy or remove its folder in {folders[0].parent}")
+    return UserError(f"run {names} cannot be read: {file}{reason}; put back a whole copy of it, or start it over with --fresh")

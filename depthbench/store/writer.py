@@ -148,7 +148,7 @@ class RunWriter:
     def __exit__(self, kind, *_) -> None:
         if self._closing:
             return
-        status = "finished" if kind is None else "interrupted" if issubclass(kind, KeyboardInterrupt) else "failed"
+        status = "finished" if kind is None else "failed" if issubclass(kind, Exception) else "interrupted"
         with self._held:
             self.seal(status if self._run else None)
 

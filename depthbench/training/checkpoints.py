@@ -128,7 +128,7 @@ def required(run_folder: Path) -> Path:
     if found is None:
         raise UserError(
             f"run {Path(run_folder).name} has no whole checkpoint: it has not come to its first validation, or they were removed; "
-            "repeat its command, with --fresh if it is finished"
+            "repeat its command, with --fresh if it is finished or has diverged"
         )
     return found[1]
 

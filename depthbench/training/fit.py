@@ -51,7 +51,7 @@ def fit(cli: ExperimentCLI, *, begun: Path | None = None) -> int:
         with stopped_at_once():
             return _fit(cli, begun)
     except Interrupted as stop:
-        print("\nInterrupted before training began.", flush=True)
+        print("\nInterrupted while no step was under way; what was recorded is safe.", flush=True)
         return stop.exit_code
 
 

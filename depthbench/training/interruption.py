@@ -41,9 +41,11 @@ def stopped_at_once() -> Iterator[None]:
 
     Outside the main thread, where Python allows no handlers, it changes nothing.
     """
+    raised: list[Interrupted] = []
 
     def stop(signum, frame):
-        raise Interrupted(signum)
+        raised.append(Interrupted(signum))
+        raise raised[-1]
 
     try:
         previous = {number: signal.signal(number, stop) for number in SIGNALS}
@@ -51,6 +53,10 @@ def stopped_at_once() -> Iterator[None]:
         previous = {}
     try:
         yield
+    except RuntimeError as error:
+        if not raised:
+            raise
+        raise raised[-1] from error  # what DuckDB makes of it in the middle of a query
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from pathlib import Path
+
+import numpy as np
 
 from depthbench import shapes
 from depthbench.corpora import Card
@@ -35,9 +36,11 @@ def announcement(plan: Plan, folder: Path, resumed_from: int | None) -> str:
 def summary(runs: Path, run_id: str, card: Card) -> str:
     """What a finished run achieved, and where to look at it."""
     row = Store(runs).runs().set_index("run_id").loc[run_id]
+    with np.errstate(over="ignore"):
+        perplexity = np.exp(row.val_loss)
     facts = {
         "validation loss": f"{row.val_loss:.4f} nats per token (the corpus's unigram entropy is {card.unigram_entropy:.4f})",
-        "perplexity": f"{math.exp(row.val_loss):.2f}",
+        "perplexity": f"{perplexity:.2f}",
         "shape": f"{row.n_layer} layers x {row.d_model}, {row.n_head} heads of {row.head_dim}, d_ff {row.d_ff}, ratio {row.ratio:.2f}",
         "parameters": f"{row.params_total:,} ({row.params_backbone:,} in the backbone){BEYOND if beyond(row) else ''}",
         "tokens": f"{int(row.tokens_done):,} in {int(row.step):,} steps",

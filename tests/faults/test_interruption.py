@@ -87,7 +87,7 @@ def test_a_signal_before_training_ends_at_once(tiny_corpus, tmp_path, says, monk
 
     monkeypatch.setattr(fit, "build", stopped)
     code, out, err = says(*command(tiny_corpus, tmp_path, steps=30))
-    assert code == 143 and "Interrupted before training began" in out and not err
+    assert code == 143 and "Interrupted while no step was under way" in out and not err
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
@@ -98,3 +98,33 @@ def test_the_lock_of_a_killed_process_is_no_lock(tiny_corpus, tmp_path, says):
     lock.write_text("process 4194304 on another-host")
     code, out, _ = says(*arguments)
     assert code == 0 and "already finished" in out
+
+
+def test_a_signal_that_duckdb_turns_into_an_error_of_its_own(tiny_corpus, tmp_path, says, monkeypatch):
+    from depthbench.training import fit
+
+    def stopped(*args, **kwargs):
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        except Interrupted:
+            raise RuntimeError("Query interrupted") from None
+
+    monkeypatch.setattr(fit, "build_trainer", stopped)
+    code, out, err = says(*command(tiny_corpus, tmp_path, steps=30))
+    assert code == 143 and "Interrupted while no step was under way" in out and not err
+
+
+def test_a_signal_between_the_run_row_and_the_first_step_leaves_an_interrupted_run(tiny_corpus, tmp_path, says, monkeypatch):
+    from depthbench.training import fit
+
+    monkeypatch.setattr(fit, "build_trainer", lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    assert says(*command(tiny_corpus, tmp_path, steps=30))[0] == 130
+    assert Store(tmp_path).runs().status.tolist() == ["interrupted"]
+
+
+def test_a_loss_whose_perplexity_is_no_number_is_summed_up(tiny_corpus, tmp_path, says):
+    short = ["--trainer.max_steps", "3", "--validations", "1", "--probes", "none"]
+    arguments = [*command(tiny_corpus, tmp_path, steps=30), "--lr", "30", *short]
+    codes = [says(*arguments)[0] for _ in range(2)]
+    assert codes == [0, 0]
+    assert Store(tmp_path).runs().val_loss.item() > 709, "the loss became too small for this test"
