@@ -181,7 +181,9 @@ class _Reader(Thread):
         self._asked.put(False)
         if not self._answered:
             for process in self.processes:
-                process.kill()  # whoever ends a loader waits for its processes, and a hanging one does not end by itself
+                # Whoever ends a loader waits for its processes, and a hanging one does not end by itself. Not kill(): torch, where
+                # another loader of this program has set its handler, raises that anywhere in the main thread.
+                process.terminate()
 
 
 def killed(process: BaseProcess, count: int) -> str:

@@ -16,6 +16,7 @@ from depthbench.errors import UserError
 from depthbench.training.data import BlockLoader, CorpusDataModule, StepSampler, corpus_pass
 from depthbench.training.interruption import Interrupted, stopped_at_once
 from tests.conftest import text_corpus
+from tests.training.held import Held
 
 CHUNKS = [7, 5, 7, 2]  # 21 blocks
 BLOCKS = sum(CHUNKS)
@@ -113,20 +114,10 @@ def test_the_loader_serves_the_samplers_blocks_across_two_ends_of_the_corpus_and
     assert torch.equal(torch.get_rng_state(), states)
     order = [block for index in range(4) for block in corpus_pass(blocks.chunk_sizes, seed=3, index=index)]
     assert 2 * len(blocks) < steps * 64 and flat(seen) == order[: steps * 64]
+    module.workers = 0  # others take seconds to start
     module.trainer = SimpleNamespace(global_rank=0, world_size=1, global_step=steps - 2)
     resumed = [[number[block.numpy().tobytes()] for block in batch] for batch in module.train_dataloader()]
     assert resumed == seen[-4:]
-
-
-class Held(BlockDataset):
-    """Blocks of which ``block`` does not come before the file ``released`` exists."""
-
-    block, released = None, None
-
-    def __getitem__(self, index):
-        while index == self.block and not self.released.exists():
-            time.sleep(0.02)
-        return super().__getitem__(index)
 
 
 @pytest.fixture
@@ -166,6 +157,15 @@ def soon(condition, seconds=20):
     return condition()
 
 
+@pytest.fixture
+def handler_of_torch():
+    """Raises the death of any loader process in the main thread, wherever that stands; a program's other DataLoaders set it."""
+    before = signal.signal(signal.SIGCHLD, lambda *_: torch._C._error_if_any_worker_fails())
+    yield
+    signal.signal(signal.SIGCHLD, before)
+
+
+@pytest.mark.usefixtures("handler_of_torch")
 @pytest.mark.parametrize(("workers", "split"), [(0, "train"), (2, "train"), (0, "val")])
 def test_a_batch_that_does_not_come_names_its_chunk_and_blocks(held, tiny_corpus, workers, split):
     loader, block, _ = held(split, workers)
@@ -200,7 +200,7 @@ def test_a_signal_is_obeyed_while_a_batch_is_waited_for(held, number):
 
 @pytest.fixture
 def no_handler_of_torch():
-    """Torch's handler, which another test's own DataLoader may have left, raises the death of any loader process where it likes."""
+    """As in a program whose only loaders are ours; another test's own DataLoader may have left torch's."""
     before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGCHLD, before)
