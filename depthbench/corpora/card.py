@@ -29,7 +29,10 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Split:
-    """Counts of one split. ``tokens_in`` includes the end-of-text token after each document; in = used + dropped."""
+    """Counts of one split. ``tokens_in`` includes the end-of-text token after each document; in = used + dropped.
+
+    ``index_sha256`` is the ``digest_of_index`` of LitData's index; cards of older versions have none.
+    """
 
     documents: int
     bytes: int
@@ -37,6 +40,7 @@ class Split:
     tokens_used: int
     tokens_dropped: int
     chunks: tuple[Chunk, ...]
+    index_sha256: str = ""
 
     @property
     def blocks(self) -> int:
@@ -146,6 +150,12 @@ def fingerprint_of(tokenizer_sha256: str, block_length: int, splits: dict[str, S
         "tokenizer": tokenizer_sha256,
         "chunks": {name: [chunk.sha256 for chunk in splits[name].chunks] for name in SPLITS},
     }
+    return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
+
+
+def digest_of_index(index: dict) -> str:
+    """SHA-256 over LitData's ``index.json``, which decides how chunks are read, but for the time it was written at."""
+    decides = {name: value for name, value in index.items() if name != "updated_at"}
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
 
 

@@ -6,13 +6,14 @@ A chunk holds one LitData item, its tokens; ``StreamingDataset(folder, item_load
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 
 import numpy as np
 from litdata import TokensLoader
 from litdata.streaming.writer import BinaryWriter
 
-from depthbench.corpora.card import Chunk, Split
+from depthbench.corpora.card import Chunk, Split, digest_of_index
 
 CHUNK_TOKENS = 2**24  # 32 MiB at 16 bits a token: small enough to fetch and shuffle, large enough to read fast
 
@@ -29,11 +30,11 @@ class _Writer(BinaryWriter):
         self.sha256[filename] = hashlib.sha256(raw_data).hexdigest()
         super().write_chunk_to_file(raw_data, filename, compress)
 
-    def finish(self) -> list[dict]:
-        """Write what is left and index.json; LitData's rows for the chunks, in order."""
+    def finish(self) -> dict:
+        """Write what is left and index.json; returns that, which lists the chunks in order."""
         self.done()
         self._merge_no_wait()
-        return self._chunks_info
+        return json.loads(Path(self._cache_dir, "index.json").read_bytes())
 
 
 class SplitWriter:
@@ -67,6 +68,7 @@ class SplitWriter:
     def close(self) -> Split:
         """Write the last blocks; the tail that fills no block is dropped."""
         self._write_whole(self._block_length)
+        index = self._writer.finish()
         chunks = tuple(
             Chunk(
                 file=f"{self._name}/{row['filename']}",
@@ -74,10 +76,10 @@ class SplitWriter:
                 bytes=row["chunk_bytes"],
                 sha256=self._writer.sha256[row["filename"]],
             )
-            for row in self._writer.finish()
+            for row in index["chunks"]
         )
         used = self.tokens_in - self._pending_tokens
-        return Split(self.documents, self.bytes, self.tokens_in, used, self._pending_tokens, chunks)
+        return Split(self.documents, self.bytes, self.tokens_in, used, self._pending_tokens, chunks, digest_of_index(index))
 
     def _write_whole(self, unit: int) -> None:
         """Write the pending tokens that fill whole units, in chunks; the rest stays pending."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING
 
-from depthbench.corpora.card import CARD, SPLITS, TOKENIZER, Card, fingerprint_of, read_card
+from depthbench.corpora.card import CARD, SPLITS, TOKENIZER, Card, digest_of_index, fingerprint_of, read_card
 from depthbench.corpora.compatible import prepare_again
 from depthbench.corpora.location import open_folder
 from depthbench.errors import UserError
@@ -18,13 +18,14 @@ if TYPE_CHECKING:
 
 
 def check_files(card: Card, splits: Iterable[str] = SPLITS) -> None:
-    """The quick check, before any token is read: every chunk is there at its full size, and LitData's index lists just these.
+    """The quick check, before any token is read: every chunk is there at its full size, and LitData's index is as it was written.
 
     UserError that names the file and the prepare command.
     """
     fs, root = open_folder(card.folder)
     for name in splits:
-        chunks = card.split(name).chunks
+        split = card.split(name)
+        chunks = split.chunks
         sizes = _sizes(fs, f"{root}/{name}")
         for chunk in chunks:
             size = sizes.get(PurePosixPath(chunk.file).name)
@@ -35,10 +36,13 @@ def check_files(card: Card, splits: Iterable[str] = SPLITS) -> None:
         try:
             index = json.loads(fs.cat_file(f"{root}/{name}/index.json"))
             rows = [(f"{name}/{row['filename']}", row["dim"], row["chunk_bytes"]) for row in index["chunks"]]
-        except (OSError, ValueError, KeyError, TypeError):
+            digest = digest_of_index(index)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             raise damaged(card, f"{name}/index.json", "is missing or damaged") from None
         if rows != [(chunk.file, chunk.blocks * card.block_length, chunk.bytes) for chunk in chunks]:
             raise damaged(card, f"{name}/index.json", "does not list the chunks of card.json")
+        if split.index_sha256 not in ("", digest):
+            raise damaged(card, f"{name}/index.json", "is damaged (its content does not match its checksum)")
 
 
 def verify(folder: Path | str) -> Card:

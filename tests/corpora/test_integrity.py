@@ -75,6 +75,41 @@ def test_litdatas_index(copy, check):
     refused(copy, "train/index.json is missing or damaged", check)
 
 
+@pytest.mark.parametrize("check", [verify, quick])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda index: index["chunks"][0].update(chunk_size=3),
+        lambda index: index["config"].update(data_format=["no_header_numpy:4"]),
+        lambda index: index["config"].update(item_loader="PyTreeLoader"),
+        lambda index: index["config"].update(compression="zstd"),
+        lambda index: index["config"].update(data_spec="[]"),
+        lambda index: index.pop("config"),
+        lambda index: index.update(config=index["chunks"]),
+    ],
+)
+def test_an_index_that_has_chunks_read_in_another_way(copy, check, change):
+    edit(copy / "train" / "index.json", change)
+    refused(copy, r"train/index.json is damaged \(its content does not match its checksum\)", check)
+
+
+def test_every_byte_of_the_index_counts_but_those_of_its_time(copy):
+    index = copy / "val" / "index.json"
+    content = index.read_bytes()
+    time_of_it = content.index(b'"updated_at": "') + len(b'"updated_at": "')
+    for position in range(len(content)):
+        flip(index, position)
+        if position < time_of_it:
+            with pytest.raises(UserError, match="val/index.json (is (missing or )?damaged|does not list)"):
+                quick(copy)
+        index.write_bytes(content)
+
+
+def test_a_card_of_a_version_that_knew_no_checksum_of_the_index_is_read(copy):
+    edit(copy / "card.json", lambda card: [card[name].pop("index_sha256") for name in ("train", "val")])
+    assert verify(copy).train.index_sha256 == ""
+
+
 def test_another_tokenizer_file(copy):
     flip(copy / "tokenizer.json")
     refused(copy, "tokenizer.json is damaged")
@@ -83,6 +118,7 @@ def test_another_tokenizer_file(copy):
 def test_a_card_that_was_edited(copy):
     edit(copy / "card.json", lambda card: card.update(block_length=18, fingerprint="0" * 64))
     for name in ("train", "val"):
+        edit(copy / "card.json", lambda card, name=name: card[name].pop("index_sha256"))
         edit(copy / name / "index.json", lambda index: [chunk.update(dim=chunk["dim"] // 17 * 18) for chunk in index["chunks"]])
     refused(copy, "card.json does not match its own fingerprint")
 
