@@ -10,6 +10,8 @@ from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 
+from depthbench.errors import UserError
+
 SEGMENTS = "segments"
 SEALED = "metrics.duckdb"
 HEARTBEAT = "heartbeat"
@@ -119,6 +121,12 @@ def run_folders(runs_dir: Path) -> list[Path]:
 
 def is_run_folder(folder: Path) -> bool:
     return (folder / SEALED).is_file() or any(map(Segment.parse, _names(folder)))
+
+
+def refuse_unwritable(folder: Path) -> None:
+    """Raise UserError for a path that DuckDB cannot write to: it takes ``?`` for a pattern and a backslash for a separator."""
+    if any(sign in str(folder) for sign in "?\\"):
+        raise UserError(f"DuckDB cannot write to a folder called '{folder}': use a name without question marks and backslashes")
 
 
 def heartbeat_at(folder: Path) -> float | None:

@@ -42,11 +42,12 @@ def run_id(facts: Mapping) -> str:
 def find_run(runs_dir: Path | str, ref: str) -> Path:
     """The folder of the run that ``ref`` means: a run id, the unique beginning of one, or a run folder anywhere.
 
-    Raises UserError where there is none or more than one.
+    Raises UserError where there is none or more than one, and for a folder that is there and holds no rows.
     """
     runs_dir = Path(runs_dir)
-    for folder in (runs_dir / ref, Path(ref)):
-        if ref and is_run_folder(folder):
+    places = [named(folder) for folder in (runs_dir / ref, Path(ref))] if ref else []
+    for folder in places:
+        if is_run_folder(folder):
             return folder
     found = [folder for folder in run_folders(runs_dir) if folder.name.startswith(ref)] if ref else []
     if len(found) == 1:
@@ -54,7 +55,15 @@ def find_run(runs_dir: Path | str, ref: str) -> Path:
     if found:
         shown = ", ".join(folder.name for folder in found[:5]) + (", ..." if len(found) > 5 else "")
         raise UserError(f"run '{ref}' means {len(found)} runs ({shown}): give more of the id")
+    for folder in places:
+        if folder.is_dir() and folder != runs_dir:
+            raise UserError(f"{folder} holds no rows of a run: its metrics.duckdb and segments are missing or were never written")
     raise unknown_run(runs_dir, ref)
+
+
+def named(folder: Path) -> Path:
+    """The folder by a path that ends in its name, as `.` does not: a run goes by it."""
+    return folder if folder.name not in ("", "..") else folder.resolve()
 
 
 def unknown_run(runs_dir: Path, ref: str) -> UserError:

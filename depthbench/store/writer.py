@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from depthbench.errors import UserError
 from depthbench.store.disk import WRITE_ERRORS, remove_leftovers, write_error
-from depthbench.store.folder import SEGMENTS, Segment, give_sign_of_life, is_run_folder, list_run
+from depthbench.store.folder import SEGMENTS, Segment, give_sign_of_life, is_run_folder, list_run, refuse_unwritable
 from depthbench.store.lock import run_lock
 from depthbench.store.queries import latest_run_row
 from depthbench.store.reading import opened_by_writer
@@ -56,6 +56,9 @@ class RunWriter:
         flush_every_s: float = 5.0,
     ):
         self.folder = Path(folder)
+        refuse_unwritable(self.folder)
+        if self.folder.name.startswith("."):
+            raise UserError(f"{self.folder} is hidden, and listings of runs leave it out: rename it")
         self._flush_every_s = flush_every_s
         self._condition = threading.Condition()
         self._buffers: dict[str, list[pa.Table]] = {}

@@ -52,13 +52,27 @@ def steps(run_folder: Path) -> list[int]:
 
 
 def newest(run_folder: Path) -> tuple[int, Path] | None:
-    """(step, file) of the newest whole checkpoint, or None where there is none; a damaged one is skipped with a warning."""
+    """(step, file) of the newest whole checkpoint, or None where there is none; others are skipped with a warning."""
+    skipped, found = [], None
     for step in reversed(steps(run_folder)):
         file = path(run_folder, step)
-        if is_whole(file):
-            return step, file
-        print(f"depthbench: checkpoint {file} is damaged: the one before it is used", file=sys.stderr)
-    return None
+        if problem := problem_of(file):
+            skipped.append(f"checkpoint {file} {problem}")
+        else:
+            found = step, file
+            break
+    instead = f"the one of step {found[0]} is used" if found else "no whole one is left"
+    for problem in skipped:
+        print(f"depthbench: {problem}: {instead}", file=sys.stderr)
+    return found
+
+
+def problem_of(file: Path) -> str | None:
+    """Why a run cannot go on from this checkpoint, in words; None where it can."""
+    if not is_whole(file):
+        return "is damaged"
+    stored_step = CheckpointFiles().load_checkpoint(file, mmap=True).get("global_step", step_of(file))
+    return None if stored_step == step_of(file) else f"is that of step {stored_step} under another name"
 
 
 def is_whole(file: Path) -> bool:
@@ -173,10 +187,13 @@ class CheckpointFiles(TorchCheckpointIO):
                 raise
             raise write_error(path.parent, refusal) from error
 
-    def load_checkpoint(self, path, map_location="cpu", weights_only=True) -> dict:
-        """Raises UserError for a file that asks for anything but tensors and plain values; nothing of it is executed."""
+    def load_checkpoint(self, path, map_location="cpu", weights_only=True, *, mmap: bool = False) -> dict:
+        """Raises UserError for a file that asks for anything but tensors and plain values; nothing of it is executed.
+
+        ``mmap``: tensors are read from the file when they are looked at.
+        """
         try:
-            return torch.load(path, map_location="cpu", weights_only=True)
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
         except (UnpicklingError, RuntimeError, EOFError, KeyError) as error:
             raise UserError(f"{path} is no checkpoint of depthbench's: remove it, and the one before it is used") from error
 

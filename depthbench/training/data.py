@@ -104,7 +104,7 @@ class BlockLoader(DataLoader):
             return reader.next(self.timeout_s)
         except UserError as error:  # from a loader process torch hands it over with that process's traceback in front
             raise UserError(str(error).rpartition("UserError: ")[2].strip()) from None
-        except (Empty, RuntimeError) as error:
+        except (Empty, RuntimeError, OSError, EOFError) as error:  # the last two where a process ended amid what it was handing over
             ended = [process for process in reader.processes if process.exitcode is not None]
             if ended:
                 raise UserError(killed(ended[0], self.num_workers)) from None

@@ -33,6 +33,14 @@ def finite_everywhere(trainer: L.Trainer, value: Tensor) -> bool:
     return trainer.strategy.reduce_boolean_decision(finite, all=True) if trainer.world_size > 1 else finite
 
 
+def refuse_weights(trainer: L.Trainer, model: nn.Module) -> None:
+    """Raise ``Diverged`` where the last optimizer step left a parameter that is not finite: nothing to go on from."""
+    not_finite = [name for name, parameter in model.named_parameters() if not _finite(parameter)]
+    if not finite_everywhere(trainer, torch.tensor(float("nan") if not_finite else 0.0, device=trainer.strategy.root_device)):
+        place = f"first in parameter {not_finite[0]}" if not_finite else "on another rank"
+        raise Diverged(f"the weights after step {trainer.global_step} are not finite", place)
+
+
 def first_place(model: LanguageModel, batches: Iterable[Tensor], loss: LossOfLogits, *, backward: bool = False) -> str:
     """Where a value that is not finite shows first when the batches, (sequences, T + 1) token ids each, are run again; in words.
 

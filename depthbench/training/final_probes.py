@@ -28,7 +28,7 @@ def measure(plan: Plan, folder: Path, model: LanguageModel, data: CorpusDataModu
         return 0
     began = time.perf_counter()
     at = {"step": plan.last_step, "tokens": plan.last_step * plan.batch_tokens}
-    trained_s = Store(folder.parent).scalars([plan.run_id], ["val/loss"])["wall_s"].max()
+    trained_s = Store(folder.parent).scalars([folder.name], ["val/loss"])["wall_s"].max()
     tokens = windows(data.val_dataset(), min(WINDOWS, max(1, at["tokens"] // TOKENS_PER_WINDOW)))
     subject = runner.Subject(folder, model, tokens, step=at["step"], tokens_seen=at["tokens"])
     try:
@@ -37,7 +37,7 @@ def measure(plan: Plan, folder: Path, model: LanguageModel, data: CorpusDataModu
             seconds = time.perf_counter() - began
             writer.add("scalars", [{**at, "wall_s": trained_s, "name": "perf/probes_s", "value": seconds}])
     except Interrupted as stop:
-        print(f"\nInterrupted. The run is finished; `depthbench probe {plan.run_id}` measures what is missing.", flush=True)
+        print(f"\nInterrupted. The run is finished; `depthbench probe {folder.name}` measures what is missing.", flush=True)
         return stop.exit_code
     print(f"probes: {', '.join(plan.probes)} ({len(tokens)} x {tokens.shape[1] - 1} held-out tokens, {seconds:.1f} s)", flush=True)
     return 0

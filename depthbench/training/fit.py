@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
+import os
 import subprocess
 import sys
 import time
@@ -22,7 +22,7 @@ from depthbench.nn.model import LanguageModel, build_model
 from depthbench.resources import PACKAGE
 from depthbench.store.disk import replacing
 from depthbench.store.folder import is_run_folder
-from depthbench.store.lock import run_lock
+from depthbench.store.lock import LOCK, run_lock
 from depthbench.store.reader import read_run
 from depthbench.store.seal import seal_run
 from depthbench.store.writer import RunWriter
@@ -34,7 +34,7 @@ from depthbench.training.interruption import Interrupted, stopped_at_once
 from depthbench.training.messages import announcement, how_to_go_on, last_good, summary
 from depthbench.training.module import LanguageModelingModule
 from depthbench.training.plan import Plan, resolve, run_row
-from depthbench.training.resume import refuse_another_run, refuse_another_world_size
+from depthbench.training.resume import refuse_another_run, refuse_another_world_size, tell_of_lost_rows
 from depthbench.training.trainer import bare_trainer, build_trainer, device_name, precision_of
 
 DIVERGED = 3  # the exit code
@@ -65,7 +65,7 @@ def _fit(cli: ExperimentCLI, begun: Path | None) -> int:
     folder = begun or Path(cli.experiment.runs).expanduser() / plan.run_id
     if begun:
         refuse_another_run(folder, plan, trainer.world_size)
-    if cli.config.fresh and is_run_folder(folder):
+    if cli.config.fresh and holds_anything(folder):
         print(f"The old folder is kept as {keep_aside(folder)}")
     with run_lock(folder):  # from before it is decided what there is to go on from
         if is_run_folder(folder):
@@ -77,6 +77,11 @@ def _fit(cli: ExperimentCLI, begun: Path | None) -> int:
                 return already_diverged(folder, row)
             if begun:
                 checkpoints.required(folder)
+        elif checkpoints.steps(folder):
+            raise UserError(
+                f"{folder} has checkpoints, and what the run recorded is gone (its metrics.duckdb and segments): "
+                "bring that back, or start over with --fresh, which keeps the folder aside"
+            )
         if trainer.world_size > 1:
             raise UserError(f"a run on {trainer.world_size} devices is not supported yet: use --trainer.devices 1 and one process")
         return train(cli, plan, folder)
@@ -98,6 +103,8 @@ def already_diverged(folder: Path, row: dict) -> int:
 def train(cli: ExperimentCLI, plan: Plan, folder: Path) -> int:
     """Build everything, run Lightning, and seal the run folder whatever happens."""
     resume = checkpoints.newest(folder)
+    if resume:
+        tell_of_lost_rows(folder, resume[0])
     checkpoints.require_room(folder, plan.params_total, bytes_each=8 if plan.precision == "64-true" else 4)
     L.seed_everything(plan.experiment.seed, workers=True, verbose=False)
     model = build(plan)
@@ -114,7 +121,8 @@ def train(cli: ExperimentCLI, plan: Plan, folder: Path) -> int:
             trainer.fit(module, datamodule=data, ckpt_path=resume[1] if resume else None, weights_only=True)
         except Interrupted as stop:
             writer.seal("interrupted")
-            print(f"\n{stop} at step {trainer.global_step} of {plan.last_step}. {how_to_go_on(folder)}", flush=True)
+            step = max(trainer.global_step, resume[0] if resume else 0)  # Lightning's is 0 until it has read the checkpoint
+            print(f"\n{stop} at step {step} of {plan.last_step}. {how_to_go_on(folder)}", flush=True)
             return stop.exit_code
         except (KeyboardInterrupt, SystemExit):
             writer.seal("interrupted")
@@ -218,10 +226,19 @@ def attempt(folder: Path, resume: tuple[int, Path] | None) -> dict:
 def keep_aside(folder: Path) -> Path:
     """Move a run folder under ``.aside`` beside the other runs, where no listing shows it."""
     aside = folder.parent / ".aside" / f"{folder.name}-{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() % 10**9:09d}"
-    aside.parent.mkdir(exist_ok=True)
     with run_lock(folder):
-        shutil.move(folder, aside)
+        try:
+            aside.parent.mkdir(exist_ok=True)
+            os.rename(folder, aside)
+        except OSError as error:
+            mend = "make that a writable folder, or choose another place with --runs DIR"
+            raise UserError(f"{folder} cannot be kept aside in {aside.parent} ({error.strerror}): {mend}") from error
     return aside
+
+
+def holds_anything(folder: Path) -> bool:
+    """Whether there is more in the folder than the lock of a command that began nothing."""
+    return folder.is_dir() and any(path.name != LOCK for path in folder.iterdir())
 
 
 def git_commit() -> str | None:

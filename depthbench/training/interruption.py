@@ -11,6 +11,7 @@ import lightning as L
 from lightning.pytorch.callbacks import Timer
 
 from depthbench.training.checkpoints import Checkpoints
+from depthbench.training.divergence import refuse_weights
 from depthbench.training.module import step_done
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -100,22 +101,23 @@ class Interruption(L.Callback):
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx) -> None:
         validation_due = trainer.should_stop or (batch_idx + 1) % trainer.val_check_batch == 0
         if step_done(trainer) and not validation_due:
-            self._leave_if_asked(trainer)
+            self._leave_if_asked(trainer, module)
 
     def on_validation_start(self, trainer, module) -> None:
         if trainer.state.fn == "fit":
             self._validation_due = True
-            self._leave_if_asked(trainer)
+            self._leave_if_asked(trainer, module)
 
     def on_validation_batch_end(self, trainer, module, outputs, batch, batch_idx, dataloader_idx=0) -> None:
         if trainer.state.fn == "fit":
-            self._leave_if_asked(trainer)
+            self._leave_if_asked(trainer, module)
 
     def on_validation_epoch_end(self, trainer, module) -> None:
         self._validation_due = False  # before its checkpoint is saved
 
-    def _leave_if_asked(self, trainer) -> None:
+    def _leave_if_asked(self, trainer, module) -> None:
         if self.received is not None:
+            refuse_weights(trainer, module.model)  # no loss has been computed with them yet
             self.checkpoints.save(trainer)
             raise self.received
 

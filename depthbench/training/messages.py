@@ -43,12 +43,17 @@ def summary(runs: Path, run_id: str, card: Card) -> str:
         "perplexity": f"{perplexity:.2f}",
         "shape": f"{row.n_layer} layers x {row.d_model}, {row.n_head} heads of {row.head_dim}, d_ff {row.d_ff}, ratio {row.ratio:.2f}",
         "parameters": f"{row.params_total:,} ({row.params_backbone:,} in the backbone){BEYOND if beyond(row) else ''}",
-        "tokens": f"{int(row.tokens_done):,} in {int(row.step):,} steps",
+        "tokens": f"{whole(row.tokens_done)} in {whole(row.step)} steps",
         "time": duration(row.wall_s),
         "run folder": str(runs / run_id),
         "dashboard": f"depthbench app{runs_flag(runs)}",
     }
     return "\n".join(f"{name + ':':<17}{value}" for name, value in facts.items())
+
+
+def whole(number: float) -> str:
+    """A count as recorded; what was recorded may since have been damaged or removed."""
+    return "?" if np.isnan(number) else f"{int(number):,}"
 
 
 def how_to_go_on(folder: Path) -> str:
@@ -83,7 +88,9 @@ def runs_flag(runs: Path) -> str:
 
 
 def duration(seconds: float) -> str:
-    """1 h 02 min 03 s, without the parts that are zero in front."""
+    """1 h 02 min 03 s, without the parts that are zero in front; ? for NaN."""
+    if np.isnan(seconds):
+        return "?"
     hours, rest = divmod(round(seconds), 3600)
     minutes, rest = divmod(rest, 60)
     parts = [f"{hours} h"] * (hours > 0) + [f"{minutes:02d} min" if hours else f"{minutes} min"] * (hours > 0 or minutes > 0)

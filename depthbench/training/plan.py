@@ -14,6 +14,7 @@ from depthbench.nn.model import refuse_out_of_range
 from depthbench.probes import runner
 from depthbench.recipes import Recipe
 from depthbench.shapes import Shape, positive
+from depthbench.store.folder import refuse_unwritable
 from depthbench.store.runs import run_id
 
 # On the windows of training/final_probes.py they take 1.2 % (5 layers) to 2.6 % (21) of a nano run's time, 5.1 % where blocks are left out
@@ -191,8 +192,9 @@ def check(asked: Experiment, max_steps: int) -> None:
     for name in ("tokens", "lr", "seq_len", "batch_tokens", "micro_batch", "validations"):
         if getattr(asked, name) is not None:
             positive(f"--{name.replace('_', '-')}", getattr(asked, name))
-    if not asked.runs.strip() or "?" in asked.runs:
-        raise UserError(f"--runs '{asked.runs}' is no folder that DuckDB can write to: give one with a name, without question marks")
+    if not asked.runs.strip():
+        raise UserError("--runs is empty: give the name of a folder")
+    refuse_unwritable(Path(asked.runs))
     for name in ("seed", "workers", "loader_timeout", "layer_stats_every"):
         if getattr(asked, name) < 0:
             raise UserError(f"--{name.replace('_', '-')} cannot be negative, as {getattr(asked, name)} is: use 0 or more")

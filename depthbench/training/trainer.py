@@ -103,7 +103,8 @@ def as_list(asked) -> list:
 
 
 def bare_trainer(cli: ExperimentCLI) -> L.Trainer:
-    """A Trainer with the user's devices only: says the accelerator and the world size before anything is built."""
+    """A Trainer with the user's settings and nothing of a run's: it says the accelerator and the world size, and refuses what Lightning
+    refuses, before anything is built or written."""
     trainer = _bare_trainer(cli)
     if isinstance(trainer.accelerator, MPSAccelerator) and cli.config.trainer.accelerator == "auto":
         cli.config_init.trainer.accelerator = "cpu"  # Apple's GPUs lack fp64, in which losses are summed
@@ -112,9 +113,9 @@ def bare_trainer(cli: ExperimentCLI) -> L.Trainer:
 
 
 def _bare_trainer(cli: ExperimentCLI) -> L.Trainer:
-    asked = {key: cli.config_init.trainer[key] for key in ("accelerator", "strategy", "devices", "num_nodes", "precision", "plugins")}
+    nothing = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
     try:
-        return L.Trainer(**asked, logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
+        return L.Trainer(**{**cli.config_init.trainer, **nothing, "callbacks": None})
     except (MisconfigurationException, ValueError, TypeError, ImportError) as error:
         mend = "; use --trainer.accelerator cpu, or look at the driver" if "backend" in str(error) else ""
         raise UserError(f"the trainer cannot start: {first_line(error)}{mend}") from error
@@ -124,9 +125,11 @@ def precision_of(cli: ExperimentCLI, trainer: L.Trainer) -> str:
     """Lightning's name of the asked precision; where none is asked, bf16 autocast on a GPU and fp32 elsewhere."""
     if cli.config.trainer.precision is None:
         return "bf16-mixed" if isinstance(trainer.accelerator, CUDAAccelerator) else "32-true"
-    if trainer.precision not in PRECISIONS:
-        raise unknown("precision", trainer.precision, PRECISIONS)
-    return trainer.precision
+    asked = str(cli.config.trainer.precision)
+    meant = asked if asked.startswith("16") else trainer.precision  # on a CPU, Lightning takes bf16 for fp16
+    if meant not in PRECISIONS:
+        raise unknown("precision", meant, PRECISIONS)
+    return meant
 
 
 def device_name(trainer: L.Trainer) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from depthbench.cli import OneLineParser
@@ -11,6 +12,7 @@ from depthbench.errors import UserError
 def main(argv: list[str]) -> int:
     import yaml
 
+    from depthbench.store.reader import read_run
     from depthbench.store.runs import find_run
     from depthbench.training.cli import parse
     from depthbench.training.fit import fit
@@ -27,7 +29,18 @@ def main(argv: list[str]) -> int:
     folder = find_run(Path(args.runs).expanduser(), args.run)
     config = folder / "config.yaml"
     try:
-        yaml.safe_load(config.read_text(encoding="utf-8"))
+        keys = leaves(yaml.safe_load(config.read_text(encoding="utf-8")))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"run {folder.name} has no readable config.yaml: repeat the `depthbench fit` that began it") from error
+    recorded = leaves(json.loads(read_run(folder)["config"])["command"])
+    if lacking := sorted(recorded - keys):
+        lacks = f"{lacking[0]}{f' and {len(lacking) - 1} more' if lacking[1:] else ''}"
+        raise UserError(f"the config.yaml of run {folder.name} is not whole, it lacks {lacks}: repeat the `depthbench fit` that began it")
     return fit(parse(["--config", str(config), *rest, "--runs", str(folder.parent)]), begun=folder)
+
+
+def leaves(config: object) -> set[str]:
+    """The dotted names of a configuration's keys; empty for what is no configuration."""
+    if not isinstance(config, dict):
+        return set()
+    return {f"{key}.{below}" if below else str(key) for key, value in config.items() for below in (leaves(value) or {""})}

@@ -43,7 +43,7 @@ def test_a_damaged_checkpoint_is_skipped_and_the_one_before_is_used(trial, unint
     damaged = checkpoints.path(run.folder, 8)
     damage(damaged)
     said = run.attempt()
-    assert f"checkpoint {damaged} is damaged: the one before it is used" in said
+    assert f"checkpoint {damaged} is damaged: the one of step 6 is used" in said
     assert "going on from the checkpoint at step 6" in said
     assert_same(run.result(), uninterrupted())
     assert checkpoints.steps(run.folder)[-2:] == [9, 12]
@@ -58,7 +58,18 @@ def test_where_every_checkpoint_is_damaged_fit_starts_over_and_resume_refuses(tr
     code, _, err = says("resume", run.folder)
     assert code == 2 and "no whole checkpoint" in err.splitlines()[-1]
     assert checkpoints.steps(run.folder) == [3, 4]
-    assert "going on" not in run.attempt()
+    said = run.attempt()
+    assert said.count("is damaged: no whole one is left") == 2 and "going on" not in said
+    assert_same(run.result(), uninterrupted())
+
+
+def test_a_checkpoint_under_the_name_of_a_later_step_is_passed_over(trial, uninterrupted):
+    run = trial()
+    run.attempt("train:4:SIGTERM")
+    renamed = checkpoints.path(run.folder, 8)
+    shutil.copy(checkpoints.path(run.folder, 3), renamed)
+    said = run.attempt()
+    assert f"checkpoint {renamed} is that of step 3 under another name: the one of step 4 is used" in said
     assert_same(run.result(), uninterrupted())
 
 

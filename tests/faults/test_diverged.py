@@ -20,12 +20,13 @@ def weights_of(run, step):
         ("start:8:nan_weight", "the loss of step 8 is nan", "first at branch_out of block 2 (attention)"),
         ("start:8:nan_gradient", "the gradient norm of step 8 is nan", "first at the gradient of parameter"),
         ("validation.0:6:nan_weight", "the validation loss after step 6 is nan", "first at branch_out of block 2 (attention)"),
+        ("train:8:nan_weight+SIGTERM", "the weights after step 8 are not finite", "first in parameter blocks.2.attention.core."),
     ],
 )
 def test_it_stops_before_the_step(trial, uninterrupted, says, stop, what, place):
     run = trial(accumulation=4)
     said = run.attempt(stop)
-    last_good = 6 if stop.startswith("start") else 3
+    last_good = 3 if stop.startswith("validation") else 6
     assert said.count("depthbench:") == 1 and f"{what}: {place}" in said and "Traceback" not in said
     assert f"the checkpoint at step {last_good}, before it, is kept" in said
     row = Store(run.runs).runs().iloc[0]

@@ -15,7 +15,7 @@ from tests.faults.witness import Crash, witnessed
 
 STEPS, EVERY, SEQUENCES = 12, 3, 16  # optimizer steps, steps from one validation and checkpoint to the next, sequences per step
 
-EXIT_CODE = {"SIGTERM": 143, "SIGINT": 130, "fill": 2, "nan_weight": 3, "nan_gradient": 3}
+EXIT_CODE = {"SIGTERM": 143, "SIGINT": 130, "fill": 2, "nan_weight": 3, "nan_gradient": 3, "nan_weight+SIGTERM": 3}
 
 KEYS = ["name", "metric", "site", "direction", "layer", "step"]
 

@@ -25,7 +25,7 @@ class Witness(L.Callback):
 
     ``$WITNESS_STOP``, e.g. ``validation:6:SIGTERM``: at that place (start, train, validation) of optimizer step 6, send this process
     that signal, raise ``Crash`` where it is ``crash``, leave its disk no room where it is ``fill``, or break the model as ``BROKEN``
-    says. A second number, as in ``validation.1``, is the batch.
+    says; of several, joined by ``+``, one after the other. A second number, as in ``validation.1``, is the batch.
     """
 
     def __init__(self):
@@ -62,13 +62,15 @@ class Witness(L.Callback):
     def _stop(self, place: str, step: int, module) -> None:
         if (place, str(step)) != (self.place, self.step):
             return
-        if self.how == "crash":
-            raise Crash(f"at {place} of step {step}")
-        if self.how == "fill":
-            return fill(self.file.parent)
-        if self.how.startswith("nan"):
-            return BROKEN[self.how](module.model.blocks[2].attention.core)
-        os.kill(os.getpid(), signal.Signals[self.how])
+        for how in self.how.split("+"):
+            if how == "crash":
+                raise Crash(f"at {place} of step {step}")
+            if how == "fill":
+                fill(self.file.parent)
+            elif how.startswith("nan"):
+                BROKEN[how](module.model.blocks[2].attention.core)
+            else:
+                os.kill(os.getpid(), signal.Signals[how])
 
 
 def nan_weight(core) -> None:

@@ -182,6 +182,22 @@ def test_a_batch_that_does_not_come_names_its_chunk_and_blocks(held, tiny_corpus
     assert soon(lambda: not multiprocessing.active_children(), 3), "a loader process that hangs outlives the error"
 
 
+def test_a_process_that_ends_amid_handing_over_a_batch_is_one_line(held, monkeypatch):
+    loader, _, _ = held("train", 0)
+    ended = SimpleNamespace(pid=7, exitcode=-9)
+
+    def cut_off(self, timeout_s):
+        self.processes = [ended]
+        raise ConnectionResetError(104, "Connection reset by peer")
+
+    monkeypatch.setattr("depthbench.training.data._Reader.next", cut_off)
+    with pytest.raises(UserError, match="loader process 7 of 0 was killed by SIGKILL"):
+        next(iter(loader))
+    ended.exitcode = None
+    with pytest.raises(ConnectionResetError):
+        next(iter(loader))
+
+
 def test_without_a_limit_it_waits(held):
     loader, _, released = held("train", 0)
     assert loader.timeout_s == 300

@@ -241,7 +241,12 @@ def test_a_gpu_gets_bf16_autocast_unless_another_precision_is_asked_for():
         (("--trainer.precision", "bf16-true"), "unknown precision 'bf16-true'"),
         (("--trainer.devices", "2"), "not supported yet"),
         (("--trainer.devices", "abc"), "the trainer cannot start"),
-        (("--runs", ""), "no folder"),
+        (("--trainer.precision", "16-mixed"), "unknown precision '16-mixed'"),
+        (("--trainer.max_time", "foo"), "'foo'"),
+        (("--trainer.max_time", "5"), "DD:HH:MM:SS"),
+        (("--trainer.profiler", "nope"), "profiler"),
+        (("--runs", ""), "--runs is empty"),
+        (("--runs", "back\\slash"), "without question marks and backslashes"),
         (("--tokens", "1e400"), "--tokens is '1e400'"),
         (("--workers", "x"), "give a whole number"),
     ],
@@ -249,6 +254,7 @@ def test_a_gpu_gets_bf16_autocast_unless_another_precision_is_asked_for():
 def test_mistakes_are_one_line(tiny_corpus, tmp_path, says, arguments, says_what):
     code, _, err = says(*command(tiny_corpus, tmp_path, *arguments))
     assert code == 2 and says_what in err and err.count("\n") == 1
+    assert not any(tmp_path.rglob("segments"))
 
 
 def test_a_gpu_that_is_not_there_fails_at_once(tiny_corpus, tmp_path, says):

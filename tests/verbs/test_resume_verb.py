@@ -87,6 +87,51 @@ def test_a_run_without_a_checkpoint_is_refused(interrupted, says):
     assert code == 2 and err.count("\n") == 1 and "no whole checkpoint" in err
 
 
+@pytest.mark.parametrize("cut", [0.0, 0.3, 0.9])
+def test_a_configuration_that_is_cut_short_is_refused_and_not_filled_with_defaults(interrupted, says, cut):
+    config = interrupted.folder / "config.yaml"
+    lines = config.read_text().splitlines(keepends=True)
+    config.write_text("".join(lines[: int(cut * len(lines))]))
+    code, _, err = says("resume", interrupted.folder)
+    assert code == 2 and err.count("\n") == 1 and f"the config.yaml of run {interrupted.folder.name} is not whole, it lacks " in err
+
+
+@pytest.mark.parametrize("where", [".", "..", "../{name}", "{name}/."])
+def test_a_run_goes_by_the_name_of_its_folder_however_that_is_called(interrupted, says, monkeypatch, where):
+    folder = interrupted.folder
+    inside = {".": folder, "..": folder / "checkpoints", "../{name}": folder, "{name}/.": folder.parent}[where]
+    monkeypatch.chdir(inside)
+    code, out, err = says("resume", where.format(name=folder.name))
+    assert code == 0 and "going on from the checkpoint at step 4" in out, err
+    assert Store(interrupted.runs).runs()[["run_id", "status"]].values.tolist() == [[folder.name, "finished"]]
+    assert says("runs", "show", where.format(name=folder.name))[0] == 0
+
+
+def test_a_renamed_run_goes_on_under_its_new_name(interrupted, says):
+    renamed = interrupted.folder.rename(interrupted.runs / "mine")
+    code, out, err = says("resume", renamed, "--probes", "norms")
+    assert code == 0 and "probes: norms" in out, err
+    assert Store(interrupted.runs).runs()[["run_id", "status"]].values.tolist() == [["mine", "finished"]]
+    assert len(Store(interrupted.runs).probes(["mine"]))
+
+
+@pytest.mark.parametrize("name", ["what?", "back\\slash", ".hidden"])
+def test_a_folder_whose_name_cannot_be_written_or_listed_is_refused_at_once(interrupted, says, name):
+    renamed = interrupted.folder.rename(interrupted.runs / name)
+    before = {path: path.read_bytes() for path in renamed.rglob("*") if path.is_file()}
+    code, _, err = says("resume", renamed)
+    assert code == 2 and err.count("\n") == 1 and name in err and "name" in err, err
+    assert {path: path.read_bytes() for path in renamed.rglob("*") if path.is_file()} == before
+
+
+def test_options_are_named_by_what_they_are_by_default(own_corpus, tmp_path, says, monkeypatch):
+    run = Trial(own_corpus, tmp_path, says, monkeypatch)
+    run.command += ["--arch", "hc"]
+    run.attempt("train:4:SIGTERM")
+    code, _, err = says("resume", run.folder, "--arch.streams", "2")
+    assert code == 2 and "options.streams 4, and 2 is asked for" in err
+
+
 @pytest.mark.parametrize("content", [None, b"lr: [", b"\xff\xfe\x00lr"])
 def test_a_run_without_a_readable_configuration_is_refused(interrupted, says, content):
     config = interrupted.folder / "config.yaml"
