@@ -81,4 +81,5 @@ def _clear(listing: Listing, lost: Container[Segment]) -> None:
     remove_leftovers(listing.folder / SEGMENTS)
     with suppress(OSError):  # a damaged segment, or a stranger's file, keeps the folder there
         (listing.folder / SEGMENTS).rmdir()
-    (listing.folder / HEARTBEAT).unlink(missing_ok=True)
+    with suppress(OSError):  # the run's status says that it has ended
+        (listing.folder / HEARTBEAT).unlink()

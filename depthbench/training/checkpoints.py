@@ -48,7 +48,7 @@ def step_of(file: Path) -> int:
 
 def steps(run_folder: Path) -> list[int]:
     """The steps that have a checkpoint, oldest first."""
-    return sorted(int(match[1]) for file in folder(run_folder).glob("*.ckpt") if (match := NAME.fullmatch(file.name)))
+    return sorted(int(match[1]) for file in folder(run_folder).glob("*.ckpt") if (match := NAME.fullmatch(file.name)) and file.is_file())
 
 
 def newest(run_folder: Path) -> tuple[int, Path] | None:

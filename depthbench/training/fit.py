@@ -20,7 +20,7 @@ from depthbench.corpora.sources import CORPORA
 from depthbench.errors import UserError
 from depthbench.nn.model import LanguageModel, build_model
 from depthbench.resources import PACKAGE
-from depthbench.store.disk import replacing
+from depthbench.store.disk import replacing, write_error
 from depthbench.store.folder import is_run_folder
 from depthbench.store.lock import LOCK, run_lock
 from depthbench.store.reader import read_run
@@ -112,8 +112,7 @@ def train(cli: ExperimentCLI, plan: Plan, folder: Path) -> int:
     print(announcement(plan, folder, resumed_from=resume[0] if resume else None), flush=True)
     facts = run_facts(cli, plan)
     with RunWriter(folder, facts, **attempt(folder, resume)) as writer:
-        with replacing(folder / "config.yaml") as temporary:
-            temporary.write_text(repeatable_config(cli, plan), encoding="utf-8")
+        write_config(folder, repeatable_config(cli, plan))
         trainer = build_trainer(cli, plan, folder, writer, data)
         writer.update_run(device=device_name(trainer), n_device=trainer.world_size)
         module = LanguageModelingModule(model, recipe=plan.recipe, lr=plan.lr, total_steps=plan.steps)
@@ -143,6 +142,14 @@ def train(cli: ExperimentCLI, plan: Plan, folder: Path) -> int:
     if not ended:
         print(f"It stopped at step {trainer.global_step} of {plan.last_step}. {how_to_go_on(folder)}")
     return stopped
+
+
+def write_config(folder: Path, text: str) -> None:
+    try:
+        with replacing(folder / "config.yaml") as temporary:
+            temporary.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise write_error(folder / "config.yaml", error) from error
 
 
 def build(plan: Plan) -> LanguageModel:
