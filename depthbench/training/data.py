@@ -16,7 +16,7 @@ from itertools import count, islice
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from threading import TIMEOUT_MAX, Thread
+from threading import TIMEOUT_MAX, Thread, current_thread, main_thread
 from typing import Any
 
 import lightning as L
@@ -180,10 +180,22 @@ class _Reader(Thread):
         """Let the thread end, at once or when its read comes back. It is not joined: a hanging one would never be."""
         self._asked.put(False)
         if not self._answered:
-            for process in self.processes:
-                # Whoever ends a loader waits for its processes, and a hanging one does not end by itself. Not kill(): torch, where
-                # another loader of this program has set its handler, raises that anywhere in the main thread.
-                process.terminate()
+            kill(self.processes)  # whoever ends a loader waits for its processes, and a hanging one does not end by itself
+
+
+def kill(processes: Sequence[BaseProcess]) -> None:
+    """Kill loader processes. Torch, where another loader of this program has set its handler, would raise that anywhere in the main
+    thread; of a process that is waited for already it knows nothing more."""
+    in_main_thread = current_thread() is main_thread()
+    handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL) if in_main_thread else None
+    try:
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.join(timeout=5)  # one that the disk it reads from holds up does not even end now
+    finally:
+        if in_main_thread:
+            signal.signal(signal.SIGCHLD, handler or signal.SIG_DFL)
 
 
 def killed(process: BaseProcess, count: int) -> str:

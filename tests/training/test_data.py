@@ -231,9 +231,9 @@ def test_ctrl_c_in_a_terminal_leaves_the_loader_processes_alone_and_a_killed_one
         os.kill(process.pid, signal.SIGINT)
     released.touch()
     assert len([next(batches), next(batches), next(batches)]) == 3
+    released.unlink()
     batches = iter(loader)  # the same processes again, as for the next validation
     next(batches)
-    released.unlink()
     processes[1].kill()
     processes[1].join()
     with pytest.raises(UserError, match=f"loader process {processes[1].pid} of 2 was killed by SIGKILL: .* use fewer --workers"):
